@@ -1,0 +1,1 @@
+"""Gradient-flow diagnostics for PyTorch."""

@@ -1,0 +1,152 @@
+"""The records that both halves share: what a run file holds, as frozen values without torch or h5py.
+
+The write half fills a `RunLayout` once, when the first recorded step is complete, and then appends `Row`s.
+The read half gets the same records back from the file. `docs/file-format.md` shows where each field is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "SCALARS",
+    "CoverageEntry",
+    "GroupSpec",
+    "Row",
+    "RunInfo",
+    "RunLayout",
+    "Site",
+    "Stack",
+    "StatisticSpec",
+]
+
+SCHEMA_VERSION = "1.0"
+SCALARS = "scalars"
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One entry of the site axis: a module, or a parameter in the parameter groups."""
+
+    path: str
+    """Dotted path as in ``model.named_modules()``; ``""`` is the model itself."""
+    kind: str
+    """Class name of the module, or ``"Parameter"``."""
+    role: str = "other"
+    """``"layer"`` (an entry of a stack: its output is the stream), ``"branch"`` (a module inside such an entry),
+    ``"norm"``, ``"parameter"`` or ``"other"``."""
+    stack: str = ""
+    """Path of the stack it belongs to, ``""`` outside every stack."""
+    position: int = -1
+    """Index of the stack entry it belongs to, 0 at the input side; -1 outside."""
+    numel: int = 0
+    """Number of parameter entries the site owns directly."""
+    aliases: tuple[str, ...] = ()
+    """Other paths of the same object (tied weights, a module registered twice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A chain of like blocks, in execution order."""
+
+    path: str
+    """Path of its container, e.g. ``"encoder.layer"``."""
+    kind: str
+    """Class name of its entries."""
+    length: int
+    """Number of entries."""
+    sublayers: int = 0
+    """Residual sub-layers per entry; 0 when it is not known, and depth is then counted in entries."""
+    main: bool = False
+    """Whether the headline is drawn from this stack (the longest one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoverageEntry:
+    """Whether one module or parameter was observed, and why not."""
+
+    path: str
+    what: str
+    """``"module"`` or ``"parameter"``."""
+    status: str
+    """``"observed"`` or a reason in one word: ``"frozen"``, ``"never_called"``, ``"disconnected"``, ..."""
+    reason: str = ""
+    """One sentence; empty when observed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticSpec:
+    """What a reader needs to know about one statistic."""
+
+    name: str
+    unit: str
+    doc: str
+    dims: tuple[str, ...] = ()
+    """Names of axes after ``[step, site]``."""
+    coords: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """Coordinate values of each extra axis, e.g. ``{"quantile": (0.1, 0.5, 0.9)}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """One group of statistics over one site axis, recorded by one probe."""
+
+    name: str
+    """Group name in the file, e.g. ``"gradients"``."""
+    statistics: tuple[StatisticSpec, ...]
+    sites: tuple[Site, ...]
+    """The site axis: observed sites in execution order, then the others in registration order."""
+    probe: str = ""
+    """``package:name`` of the probe that recorded it."""
+    probe_version: int = 1
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    """How the numbers were taken, e.g. ``{"scale": "unscaled", "clip": "before", "reduce": "local"}``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What is known about a run as a whole. Nothing here identifies a person, a host or a path."""
+
+    title: str
+    run_id: str
+    created_at: str
+    """ISO 8601, UTC."""
+    model_class: str = ""
+    n_parameters: int = 0
+    device: str = ""
+    training_library: str = ""
+    """For example ``"torch 2.13.0"``."""
+    seed: int = -1
+    stacks: tuple[Stack, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+    """JSON values given by the user or by `keelscope train`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLayout:
+    """Everything that is fixed when the file is created."""
+
+    info: RunInfo
+    groups: tuple[GroupSpec, ...]
+    scalars: tuple[str, ...] = ()
+    """Names of the scalar series, e.g. ``("loss", "lr")``; each is ``[step]``."""
+    coverage: tuple[CoverageEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One recorded optimizer step."""
+
+    step: int
+    """Completed optimizer steps before it, from 0."""
+    wall_time: float
+    """Seconds since the run was created."""
+    values: Mapping[str, Mapping[str, NDArray[np.floating]]]
+    """``values[group][statistic]`` is ``[site, ...]``; NaN where a site was not observed on this step.
+    A group that was not recorded on this step is absent."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
