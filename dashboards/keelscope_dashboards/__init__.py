@@ -1,0 +1,1 @@
+"""The keelscope dashboard."""
