@@ -1,0 +1,89 @@
+"""Any tensor as a flat vector of wide real numbers, so that statistics need not know about dtypes and layouts.
+
+`keelscope.statistics` reduces what this module returns; nothing else looks at sparse, nested, complex or low-precision
+tensors. Half-precision sums overflow at 65504 and float32 squares underflow below 1e-23, hence float64 throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+__all__ = ["blocks", "implicit_zeros", "is_measurable", "stored"]
+
+_CACHED_BLOCK = 1 << 18
+_DEVICE_BLOCK = 1 << 24
+
+
+def is_measurable(tensor: Tensor) -> bool:
+    """Whether the tensor holds real or complex numbers that can be reduced here.
+
+    Args:
+        tensor: any tensor.
+
+    Returns:
+        False for integer, boolean, quantised and meta tensors, and inside functorch transforms.
+
+    Example:
+        >>> is_measurable(torch.ones(2)), is_measurable(torch.ones(2, dtype=torch.int64))
+        (True, False)
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """The stored entries as one strided real vector, without copying where torch allows it.
+
+    A complex entry counts as two reals, so ``sum(x**2)`` is the squared modulus. Sparse tensors are coalesced first:
+    duplicate indices add up before anything is squared. Nested tensors give the entries of all components.
+
+    Args:
+        tensor: a measurable tensor of any layout.
+
+    Returns:
+        ``[entry]``, in the tensor's own (real) dtype.
+
+    Example:
+        >>> stored(torch.tensor([3 + 4j])).tolist()
+        [3.0, 4.0]
+    """
+    values = tensor.detach()
+    if values.layout != torch.strided and not values.is_nested:
+        values = values.coalesce().values() if values.layout == torch.sparse_coo else values.values()
+    if values.is_nested:
+        values = torch.cat([part.reshape(-1) for part in values.unbind()])
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    return values.reshape(-1) if values.is_contiguous() else _in_storage_order(values)
+
+
+def implicit_zeros(tensor: Tensor) -> int:
+    """Number of entries a sparse tensor does not store; 0 for every other layout."""
+    if tensor.layout == torch.strided or tensor.is_nested or tensor.layout == torch.jagged:
+        return 0
+    width = 2 if tensor.is_complex() else 1
+    return width * tensor.numel() - stored(tensor).numel()
+
+
+def blocks(vector: Tensor) -> Iterator[Tensor]:
+    """The vector in float64 pieces that fit the processor's cache, each safe to overwrite.
+
+    Args:
+        vector: ``[entry]`` of any real floating dtype.
+
+    Yields:
+        ``[<= block]`` in float64, never sharing memory with `vector`.
+    """
+    size = _CACHED_BLOCK if vector.device.type == "cpu" else _DEVICE_BLOCK
+    for piece in vector.split(size):
+        yield piece.to(torch.float64, copy=True)
+
+
+def _in_storage_order(values: Tensor) -> Tensor:
+    """Dense permuted tensors are read as they lie in memory; only gaps force a copy."""
+    order = sorted(range(values.dim()), key=lambda axis: -values.stride(axis))
+    return values.permute(order).reshape(-1)

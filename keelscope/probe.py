@@ -1,0 +1,188 @@
+"""The probe contract: which tensor is observed, for which modules, and what is kept of it.
+
+A probe is any object with the attributes of `Probe`; nothing needs to be inherited. `TensorProbe` is the ready-made
+form. Built-in and third-party probes enter through the entry point group ``keelscope.probes``; `keelscope.testing`
+holds the conformance check.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from keelscope import plugins
+from keelscope.errors import ProbeError, UnknownNameError
+from keelscope.statistics import Statistic
+
+__all__ = ["DEFAULT_PROBES", "Probe", "Tap", "TensorProbe", "available_probes", "resolve_probes"]
+
+DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
+
+Tensors = tuple[Tensor, ...]
+
+
+class Tap(Enum):
+    """Which tensors a probe is shown, and who owns them."""
+
+    INPUT = "input"
+    """The first floating tensor among a module's arguments, before the module runs."""
+    OUTPUT = "output"
+    """The first floating tensor of a module's output."""
+    OUTPUT_GRADIENT = "output_gradient"
+    """The gradient with respect to each floating tensor of a module's output."""
+    PARAMETER = "parameter"
+    """A parameter, before the optimizer changes it."""
+    PARAMETER_GRADIENT = "parameter_gradient"
+    """A parameter's gradient of the whole step."""
+    UPDATE = "update"
+    """What the optimizer added to a parameter, and the parameter before: two tensors."""
+
+    @property
+    def of_module(self) -> bool:
+        """Whether the site axis holds modules (else parameters)."""
+        return self in {Tap.INPUT, Tap.OUTPUT, Tap.OUTPUT_GRADIENT}
+
+
+@runtime_checkable
+class Probe(Protocol):
+    """One phenomenon: a tap, its statistics and the modules it fits.
+
+    `view` picks what is measured (all entries, per head, later tokens) and runs inside the hook: it may not change the
+    tensors, keep them, wait for the device or draw random numbers. It returns None where the probe has nothing to say.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the probe and of its group in the run file."""
+
+    @property
+    def version(self) -> int:
+        """Raised when the meaning of a statistic changes."""
+
+    @property
+    def tap(self) -> Tap:
+        """The tensors it is shown."""
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """What is recorded."""
+
+    @property
+    def optional(self) -> tuple[Statistic, ...]:
+        """Statistics recorded only when asked for as ``"name+statistic"``."""
+
+    @property
+    def every(self) -> int:
+        """Recorded on every n-th recorded step."""
+
+    def fits(self, owner: nn.Module) -> bool:
+        """Whether this module (or the owner of this parameter) is observed."""
+
+    def view(self, tensors: Tensors, owner: nn.Module) -> Tensors | None:
+        """The tensors handed to the terms of every statistic."""
+
+
+def _every_module(_: nn.Module) -> bool:
+    return True
+
+
+def _as_they_are(tensors: Tensors, _: nn.Module) -> Tensors | None:
+    return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProbe:
+    """A probe given by its parts.
+
+    Example:
+        >>> from keelscope.statistics import RMS
+        >>> isinstance(TensorProbe("outputs", Tap.OUTPUT, (RMS,)), Probe)
+        True
+    """
+
+    name: str
+    tap: Tap
+    statistics: tuple[Statistic, ...]
+    optional: tuple[Statistic, ...] = ()
+    version: int = 1
+    every: int = 1
+    chooses: Callable[[nn.Module], bool] = _every_module
+    views: Callable[[Tensors, nn.Module], Tensors | None] = _as_they_are
+
+    def fits(self, owner: nn.Module) -> bool:
+        """Whether `chooses` takes the module."""
+        return self.chooses(owner)
+
+    def view(self, tensors: Tensors, owner: nn.Module) -> Tensors | None:
+        """What `views` makes of the tensors."""
+        return self.views(tensors, owner)
+
+
+def available_probes() -> dict[str, Probe]:
+    """Every installed probe by name, built-in ones first.
+
+    Returns:
+        Name -> probe. A package that cannot be loaded, or offers something that is no probe, is left out with a warning.
+    """
+    found: dict[str, Probe] = {}
+    for _, probe in plugins.load("keelscope.probes"):
+        if isinstance(probe, Probe):
+            found.setdefault(probe.name, probe)
+    return found
+
+
+def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, ...]:
+    """Probe names and objects as probe objects, each group once.
+
+    Args:
+        wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several of them.
+
+    Returns:
+        The probes in the order given.
+
+    Raises:
+        UnknownNameError: if a name is not installed; near matches are listed.
+        ProbeError: if an object is no probe, or two probes would write the same group.
+    """
+    items = [wanted] if isinstance(wanted, str | Probe) else list(wanted)
+    installed = available_probes()
+    chosen: dict[str, Probe] = {}
+    for item in items:
+        for probe in _resolve(item, installed):
+            if probe.name in chosen and item != "default" and chosen[probe.name].name not in DEFAULT_PROBES:
+                raise ProbeError(f"two probes write the group {probe.name!r}; give one of them another name.")
+            chosen[probe.name] = probe
+    return tuple(chosen.values())
+
+
+def _resolve(item: str | Probe, installed: dict[str, Probe]) -> list[Probe]:
+    if item == "default":
+        return [installed[name] for name in DEFAULT_PROBES if name in installed]
+    if isinstance(item, str):
+        return [_named(item, installed)]
+    if not isinstance(item, Probe):
+        raise ProbeError(
+            f"{item!r} is not a probe: expected name, version, tap, statistics, optional, every, fits() and view(); "
+            "keelscope.testing.check_probe says what is missing."
+        )
+    return [item]
+
+
+def _named(item: str, installed: dict[str, Probe]) -> Probe:
+    name, *extras = item.split("+")
+    if name not in installed:
+        near = difflib.get_close_matches(name, installed, n=3) or sorted(installed)
+        raise UnknownNameError(f"no probe is called {name!r}; did you mean {', '.join(near)}?")
+    probe = installed[name]
+    if not extras:
+        return probe
+    known = {statistic.name: statistic for statistic in probe.optional}
+    missing = [extra for extra in extras if extra not in known]
+    if missing or not isinstance(probe, TensorProbe):
+        raise UnknownNameError(f"probe {name!r} has no optional statistic {extras[0]!r}; it has {sorted(known) or 'none'}.")
+    return replace(probe, statistics=(*probe.statistics, *(known[extra] for extra in extras)))

@@ -1,0 +1,271 @@
+"""Mergeable statistics: terms computed from a tensor on its device, merged and finished on the host.
+
+A statistic is (terms, merge, finish) with the law ``of(a ++ b) == merge(of(a), of(b))``, where ``++`` joins along the
+first axis. The same merge serves several calls of a module, micro-batches and ranks; `tests/test_statistics.py` checks
+the law for every registered statistic. `keelscope.probe` groups statistics by the tensor they are taken from.
+
+```
+tensor --of--> [column] float64 on the device --one transfer per step--> merge over observations --finish--> value
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from keelscope.entries import blocks, implicit_zeros, stored
+from keelscope.store.schema import StatisticSpec
+
+__all__ = [
+    "KURTOSIS",
+    "MAX_ABS",
+    "MEAN",
+    "MOMENTS",
+    "NONFINITE_COUNT",
+    "NORM",
+    "POWERS",
+    "RMS",
+    "SQUARES",
+    "VARIANCE",
+    "ZERO_FRACTION",
+    "Statistic",
+    "Terms",
+    "additive",
+]
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """Partial results that several statistics share; computed once per tensor.
+
+    Example:
+        >>> MOMENTS.merge(MOMENTS.of(torch.tensor([1.0])).numpy(), MOMENTS.of(torch.tensor([3.0])).numpy())[:3].tolist()
+        [2.0, 2.0, 2.0]
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    of: Callable[..., Tensor]
+    """Tensors of one observation -> ``[column]`` float64 on their device. No host synchronisation, no random numbers."""
+    merge: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
+    """Two arrays ``[..., column]`` -> their union; associative and commutative up to rounding."""
+
+    def named(self, values: NDArray[np.float64]) -> Columns:
+        """Split ``[..., column]`` into one array ``[...]`` per column name."""
+        return {name: values[..., i] for i, name in enumerate(self.columns)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistic:
+    """One number per observation (or one per entry of `dims`), as a function of terms.
+
+    Example:
+        >>> RMS.value(torch.tensor([3.0, 4.0, 0.0, 0.0]))
+        2.5
+    """
+
+    name: str
+    terms: Terms
+    finish: Callable[[Columns], NDArray[np.float64]]
+    """Named columns ``[...]`` -> values ``[..., *dims]``; NaN where nothing was observed."""
+    unit: str
+    doc: str
+    """One sentence with the formula, stored beside the values."""
+    dims: tuple[str, ...] = ()
+    coords: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    mergeable: bool = True
+    """False: taken from the first observation of a step only, and the run says so."""
+
+    def value(self, *tensors: Tensor) -> float:
+        """The statistic of one observation, for a scalar statistic."""
+        return float(self.of(self.terms.of(*tensors).cpu().numpy()))
+
+    def of(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Finish merged terms ``[..., column]``."""
+        with np.errstate(all="ignore"):
+            return np.asarray(self.finish(self.terms.named(terms)), dtype=np.float64)
+
+    def spec(self) -> StatisticSpec:
+        """What is written beside the values in a run file."""
+        return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords)
+
+
+def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor]) -> Terms:
+    """Terms that merge by addition, the easy way to a new statistic.
+
+    Args:
+        name: name of the terms.
+        columns: one name per entry `of` returns.
+        of: tensors -> ``[column]`` float64 sums.
+
+    Returns:
+        Terms whose merge is the sum.
+
+    Example:
+        >>> positive = additive("positive", ("n",), lambda x: (x > 0).sum().double().reshape(1))
+        >>> positive.merge(positive.of(torch.tensor([1.0, -1.0])).numpy(), np.array([5.0])).tolist()
+        [6.0]
+    """
+    return Terms(name, columns, of, np.add)
+
+
+def _moments_of(tensor: Tensor) -> Tensor:
+    """``[count, mean, m2, max_abs, zeros, nonfinite]`` in one pass over cache-sized pieces."""
+    vector = stored(tensor)
+    parts = [_piece_moments(piece) for piece in blocks(vector)] if vector.numel() else []
+    gap = implicit_zeros(tensor)
+    if gap:
+        parts.append(vector.new_tensor([gap, 0.0, 0.0, 0.0, gap, 0.0], dtype=torch.float64))
+    if not parts:
+        return vector.new_zeros(6, dtype=torch.float64)
+    return parts[0] if len(parts) == 1 else _join_moments(torch.stack(parts))  # [part, 6] -> [6]
+
+
+def _piece_moments(x: Tensor) -> Tensor:
+    """Moments of one float64 piece, which is overwritten."""
+    low, high = torch.aminmax(x)
+    nonzeros = torch.count_nonzero(x)
+    mean = x.mean()
+    nonfinite = _nonfinite(x, mean)
+    x.sub_(mean)
+    count = mean.new_full((), x.numel())
+    return torch.stack([count, mean, torch.dot(x, x), torch.maximum(high, -low), count - nonzeros, nonfinite])
+
+
+def _nonfinite(x: Tensor, mean: Tensor) -> Tensor:
+    """Count of NaN and Inf: `x - x` is NaN for exactly those. A finite mean already proves there are none."""
+    if mean.device.type == "cpu" and math.isfinite(mean):  # reading a CPU scalar waits for nothing
+        return mean.new_zeros(())
+    return torch.count_nonzero(x - x).double()
+
+
+def _join_moments(parts: Tensor) -> Tensor:
+    """Chan's update over many parts at once: centred squares plus the spread of the means. ``[part, 6] -> [6]``."""
+    count, mean, m2 = parts[:, 0], parts[:, 1], parts[:, 2]
+    total = count.sum()
+    joint = (count * mean).sum() / total
+    spread = (count * (mean - joint).square()).sum()
+    return torch.stack([total, joint, m2.sum() + spread, parts[:, 3].amax(), parts[:, 4].sum(), parts[:, 5].sum()])
+
+
+def _merge_moments(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Chan, Golub and LeVeque (1979): exact union of counts, means and centred squares."""
+    with np.errstate(all="ignore"):
+        count = a[..., 0] + b[..., 0]
+        share = np.divide(b[..., 0], count, out=np.zeros_like(count), where=count > 0)
+        gap = np.where((a[..., 0] > 0) & (b[..., 0] > 0), b[..., 1] - a[..., 1], 0.0)
+        mean = np.where(a[..., 0] > 0, a[..., 1], b[..., 1]) + gap * share
+        m2 = a[..., 2] + b[..., 2] + np.square(gap) * a[..., 0] * share
+        rest = np.maximum(a[..., 3], b[..., 3]), a[..., 4] + b[..., 4], a[..., 5] + b[..., 5]
+    return np.stack([count, mean, m2, *rest], axis=-1)
+
+
+MOMENTS = Terms("moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments)
+
+
+def _squares_of(tensor: Tensor) -> Tensor:
+    """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
+    vector = stored(tensor)
+    squares = vector.new_zeros((), dtype=torch.float64)
+    for piece in blocks(vector):
+        squares = squares + torch.dot(piece, piece)
+    count = squares.new_full((), vector.numel() + implicit_zeros(tensor))
+    return torch.stack([count, squares])
+
+
+SQUARES = additive("squares", ("count", "squares"), _squares_of)
+
+
+def _powers_of(tensor: Tensor) -> Tensor:
+    """``[count, mean, m2, m3, m4]``, central sums up to the fourth power."""
+    vector = stored(tensor).double()
+    zeros = implicit_zeros(tensor)
+    if vector.numel() + zeros == 0:
+        return vector.new_zeros(5)
+    vector = torch.cat([vector, vector.new_zeros(zeros)]) if zeros else vector
+    mean = vector.mean()
+    square = (vector - mean).square()
+    return torch.stack(
+        [mean.new_full((), vector.numel()), mean, square.sum(), (square * (vector - mean)).sum(), square.square().sum()]
+    )
+
+
+def _merge_powers(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Pebay (2008), SAND2008-6212, pairwise update of central sums."""
+    na, ma, a2, a3, a4 = np.moveaxis(a, -1, 0)
+    nb, mb, b2, b3, b4 = np.moveaxis(b, -1, 0)
+    with np.errstate(all="ignore"):
+        n = np.maximum(na + nb, 1.0)
+        d = np.where((na > 0) & (nb > 0), mb - ma, 0.0)
+        mean = np.where(na > 0, ma, mb) + d * nb / n
+        m2 = a2 + b2 + d**2 * na * nb / n
+        m3 = a3 + b3 + d**3 * na * nb * (na - nb) / n**2 + 3 * d * (na * b2 - nb * a2) / n
+        m4 = a4 + b4 + d**4 * na * nb * (na**2 - na * nb + nb**2) / n**3
+        m4 = m4 + 6 * d**2 * (na**2 * b2 + nb**2 * a2) / n**2 + 4 * d * (na * b3 - nb * a3) / n
+    return np.stack([na + nb, mean, m2, m3, m4], axis=-1)
+
+
+POWERS = Terms("powers", ("count", "mean", "m2", "m3", "m4"), _powers_of, _merge_powers)
+
+
+def _per_entry(total: NDArray[np.float64], count: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(count > 0, total / count, np.nan)
+
+
+def _squared_norm(t: Columns) -> NDArray[np.float64]:
+    """Sum of squares from centred moments; an Inf entry gives Inf, a NaN entry NaN."""
+    total = t["m2"] + t["count"] * np.square(t["mean"])
+    return np.where(np.isinf(t["max_abs"]), np.inf, np.where(np.isnan(t["max_abs"]), np.nan, total))
+
+
+MEAN = Statistic("mean", MOMENTS, lambda t: _per_entry(t["mean"] * t["count"], t["count"]), "1", "Mean of the entries.")
+VARIANCE = Statistic(
+    "variance",
+    MOMENTS,
+    lambda t: _per_entry(t["m2"], t["count"]),
+    "1",
+    "Population variance of the entries, mean((x - mean(x))^2).",
+)
+RMS = Statistic(
+    "rms",
+    MOMENTS,
+    lambda t: np.sqrt(_per_entry(_squared_norm(t), t["count"])),
+    "1",
+    "Root mean square of the entries, sqrt(mean(x^2)).",
+)
+NORM = Statistic(
+    "norm",
+    MOMENTS,
+    lambda t: np.where(t["count"] > 0, np.sqrt(_squared_norm(t)), np.nan),
+    "1",
+    "Euclidean norm of all entries, sqrt(sum(x^2)).",
+)
+MAX_ABS = Statistic(
+    "max_abs", MOMENTS, lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan), "1", "Largest absolute entry."
+)
+ZERO_FRACTION = Statistic(
+    "zero_fraction", MOMENTS, lambda t: _per_entry(t["zeros"], t["count"]), "1", "Share of entries that are exactly 0."
+)
+NONFINITE_COUNT = Statistic(
+    "nonfinite_count",
+    MOMENTS,
+    lambda t: np.where(t["count"] > 0, t["nonfinite"], np.nan),
+    "1",
+    "Number of NaN and infinite entries.",
+)
+KURTOSIS = Statistic(
+    "kurtosis",
+    POWERS,
+    lambda t: np.where(t["m2"] > 0, t["count"] * t["m4"] / np.square(t["m2"]), np.nan),
+    "1",
+    "Fourth standardised moment, n * m4 / m2^2; 3 for a normal distribution.",
+)
