@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-__all__ = ["blocks", "implicit_zeros", "is_measurable", "stored"]
+__all__ = ["blocks", "implicit_zeros", "is_measurable", "local_shard", "stored"]
 
 _CACHED_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
@@ -51,7 +51,7 @@ def stored(tensor: Tensor) -> Tensor:
         >>> stored(torch.tensor([3 + 4j])).tolist()
         [3.0, 4.0]
     """
-    values = tensor.detach()
+    values = local_shard(tensor.detach())
     if values.layout != torch.strided and not values.is_nested:
         values = values.coalesce().values() if values.layout == torch.sparse_coo else values.values()
     if values.is_nested:
@@ -59,6 +59,11 @@ def stored(tensor: Tensor) -> Tensor:
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     return values.reshape(-1) if values.is_contiguous() else _in_storage_order(values)
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a distributed tensor that lies on this rank; every other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def implicit_zeros(tensor: Tensor) -> int:

@@ -58,10 +58,17 @@ class Terms:
     """Tensors of one observation -> ``[column]`` float64 on their device. No host synchronisation, no random numbers."""
     merge: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
     """Two arrays ``[..., column]`` -> their union; associative and commutative up to rounding."""
+    degrees: tuple[int, ...] = ()
+    """Power of a common factor by which each column grows: ``of(s * x)[i] == s**degrees[i] * of(x)[i]``. Used to take
+    the loss scale of mixed precision out of gradients; empty where no such law holds."""
 
     def named(self, values: NDArray[np.float64]) -> Columns:
         """Split ``[..., column]`` into one array ``[...]`` per column name."""
         return {name: values[..., i] for i, name in enumerate(self.columns)}
+
+    def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+        """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        return values * np.power(factor, self.degrees) if self.degrees else values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,13 +106,16 @@ class Statistic:
         return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords)
 
 
-def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor]) -> Terms:
+def additive(
+    name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()
+) -> Terms:
     """Terms that merge by addition, the easy way to a new statistic.
 
     Args:
         name: name of the terms.
         columns: one name per entry `of` returns.
         of: tensors -> ``[column]`` float64 sums.
+        degrees: see `Terms.degrees`.
 
     Returns:
         Terms whose merge is the sum.
@@ -115,7 +125,7 @@ def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor]) -> 
         >>> positive.merge(positive.of(torch.tensor([1.0, -1.0])).numpy(), np.array([5.0])).tolist()
         [6.0]
     """
-    return Terms(name, columns, of, np.add)
+    return Terms(name, columns, of, np.add, degrees)
 
 
 def _moments_of(tensor: Tensor) -> Tensor:
@@ -169,7 +179,7 @@ def _merge_moments(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np
     return np.stack([count, mean, m2, *rest], axis=-1)
 
 
-MOMENTS = Terms("moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments)
+MOMENTS = Terms("moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0))
 
 
 def _squares_of(tensor: Tensor) -> Tensor:
@@ -182,7 +192,7 @@ def _squares_of(tensor: Tensor) -> Tensor:
     return torch.stack([count, squares])
 
 
-SQUARES = additive("squares", ("count", "squares"), _squares_of)
+SQUARES = additive("squares", ("count", "squares"), _squares_of, (0, 2))
 
 
 def _powers_of(tensor: Tensor) -> Tensor:
@@ -214,7 +224,7 @@ def _merge_powers(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.
     return np.stack([na + nb, mean, m2, m3, m4], axis=-1)
 
 
-POWERS = Terms("powers", ("count", "mean", "m2", "m3", "m4"), _powers_of, _merge_powers)
+POWERS = Terms("powers", ("count", "mean", "m2", "m3", "m4"), _powers_of, _merge_powers, (0, 1, 2, 3, 4))
 
 
 def _per_entry(total: NDArray[np.float64], count: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -55,7 +55,7 @@ class Stack:
     """A chain of like blocks, in execution order."""
 
     path: str
-    """Path of its container, e.g. ``"encoder.layer"``."""
+    """Path of its container, e.g. ``"encoder.layer"``; ``"."`` is the model itself, several are joined by commas."""
     kind: str
     """Class name of its entries."""
     length: int

@@ -1,0 +1,109 @@
+"""Stacks: chains of like blocks, found from the module tree alone.
+
+A stack is a ``ModuleList`` (or ``Sequential``) of blocks, or several sibling ones of the same block class, as the
+stages of a ResNet. Only the outermost stack counts: an expert list inside a block is not depth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import nn
+
+from keelscope.store.schema import Stack
+
+__all__ = ["find_stacks", "is_container"]
+
+Members = dict[str, tuple[str, int]]
+
+
+def is_container(module: nn.Module) -> bool:
+    """Whether a module only holds others: ModuleList, ModuleDict, Sequential, ParameterList, ParameterDict."""
+    plain = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+    return isinstance(module, plain) and type(module).__module__.startswith("torch.")
+
+
+def find_stacks(modules: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[Stack, ...], Members]:
+    """Find the stacks of a model.
+
+    Args:
+        modules: ``(path, module)`` of the whole model in registration order.
+
+    Returns:
+        The stacks, the longest one marked as main, and ``{entry path: (stack path, position)}``.
+
+    Example:
+        >>> net = nn.Sequential(nn.Embedding(9, 4), *[nn.TransformerEncoderLayer(4, 1, 8) for _ in range(3)])
+        >>> stacks, members = find_stacks(net.named_modules())
+        >>> stacks[0].kind, stacks[0].length, members["3"]
+        ('TransformerEncoderLayer', 3, ('.', 2))
+    """
+    families: dict[tuple[str, str], list[tuple[str, str, nn.Module]]] = {}
+    taken: set[str] = set()
+    for path, module in modules:
+        if any(_contains(entry, path) for entry in _ancestors(path) if entry in taken):
+            continue
+        for entries in _entry_groups(path, module):
+            key = _family(path, module, entries)
+            families.setdefault(key, []).extend((path, name, child) for name, child in entries)
+            taken.update(name for name, _ in entries)
+    return _as_stacks([family for family in families.values() if len(family) > 1])
+
+
+def _contains(entry: str, path: str) -> bool:
+    return path == entry or path.startswith(f"{entry}.")
+
+
+def _ancestors(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _entry_groups(path: str, container: nn.Module) -> list[list[tuple[str, nn.Module]]]:
+    """The blocks of one container, by class; empty where it holds none."""
+    if not isinstance(container, nn.ModuleList | nn.Sequential):
+        return []
+    children = [(f"{path}.{name}" if path else name, child) for name, child in container.named_children()]
+    blocks = [(name, child) for name, child in children if _is_block(child)]
+    if isinstance(container, nn.ModuleList) and len(blocks) == len(children):
+        return [blocks] if blocks else []
+    by_class = defaultdict(list)
+    for name, child in blocks:
+        by_class[type(child)].append((name, child))
+    uniform = len(children) > 1 and len({type(child) for _, child in children}) == 1
+    if uniform and not blocks and not is_container(children[0][1]) and any(True for _ in children[0][1].parameters()):
+        return [children]
+    return [group for group in by_class.values() if len(group) > 1 or isinstance(container, nn.Sequential)]
+
+
+def _is_block(module: nn.Module) -> bool:
+    return not is_container(module) and any(module.children()) and any(True for _ in module.parameters())
+
+
+def _family(path: str, container: nn.Module, entries: list[tuple[str, nn.Module]]) -> tuple[str, str]:
+    """Sequential siblings of the same block class are one stack; a ModuleList stands for itself."""
+    kind = type(entries[0][1]).__qualname__
+    return (path.rpartition(".")[0], kind) if type(container) is nn.Sequential and path else (path + "/", kind)
+
+
+def _as_stacks(families: list[list[tuple[str, str, nn.Module]]]) -> tuple[tuple[Stack, ...], Members]:
+    stacks: list[Stack] = []
+    members: Members = {}
+    for family in families:
+        containers = list(dict.fromkeys(container for container, _, _ in family))
+        path = ",".join(container or "." for container in containers)
+        kinds = list(dict.fromkeys(type(child).__name__ for _, _, child in family))
+        stacks.append(Stack(path, "/".join(kinds[:3]), len(family), _declared_sublayers(family)))
+        members.update({name: (path, position) for position, (_, name, _) in enumerate(family)})
+    longest = max((stack.length for stack in stacks), default=0)
+    main = next((i for i, stack in enumerate(stacks) if stack.length == longest), -1)
+    return tuple(replace(stack, main=i == main) for i, stack in enumerate(stacks)), members
+
+
+def _declared_sublayers(family: list[tuple[str, str, nn.Module]]) -> int:
+    """Residual sub-layers per entry, if the block class says so with an int attribute `residual_sublayers`."""
+    declared = {getattr(type(child), "residual_sublayers", 0) for _, _, child in family}
+    value = declared.pop() if len(declared) == 1 else 0
+    return value if isinstance(value, int) else 0
