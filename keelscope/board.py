@@ -19,17 +19,17 @@ from keelscope.statistics import Terms
 
 __all__ = ["Board", "Fetched", "Slot"]
 
-Slot = tuple[str, str, int]
-"""Device, name of the terms, index."""
-Fetched = dict[tuple[str, str], NDArray[np.float64]]
-"""Terms by device and name, ``[observation, column]``."""
+Slot = tuple[str, Terms, int]
+"""Device, terms, index."""
+Fetched = dict[tuple[str, Terms], NDArray[np.float64]]
+"""Terms by device, ``[observation, column]``."""
 
 
 class Board:
     """Terms of one step, still on their devices."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, str], list[Tensor]] = defaultdict(list)
+        self._parts: dict[tuple[str, Terms], list[Tensor]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def put(self, terms: Terms, tensors: tuple[Tensor, ...]) -> Slot:
@@ -44,11 +44,7 @@ class Board:
         """
         with torch.no_grad():
             values = terms.of(*tensors)  # [column]
-        return self.keep(terms.name, values)
-
-    def keep(self, name: str, values: Tensor) -> Slot:
-        """Keep a small float64 vector ``[column]`` that is already computed."""
-        key = (str(values.device), name)
+        key = (str(values.device), terms)
         with self._lock:  # autograd calls hooks from one thread per device
             parts = self._parts[key]
             parts.append(values)
@@ -61,7 +57,7 @@ class Board:
             ``[observation, column]`` for each device and terms.
         """
         parts, self._parts = self._parts, defaultdict(list)
-        by_device: dict[str, list[tuple[tuple[str, str], Tensor]]] = defaultdict(list)
+        by_device: dict[str, list[tuple[tuple[str, Terms], Tensor]]] = defaultdict(list)
         for key, values in parts.items():
             by_device[key[0]].append((key, torch.stack(values)))  # [observation, column]
         fetched: Fetched = {}

@@ -89,7 +89,14 @@ class Series:
         return replace(self, values=self.values[:, keep], sites=tuple(self.sites[i] for i in keep))
 
     def to_frame(self) -> pd.DataFrame:
-        """The series as a pandas frame: one row per step, one column per site path (needs pandas)."""
+        """The series as a pandas frame (needs pandas).
+
+        Returns:
+            One row per step, one column per site path.
+
+        Raises:
+            UnknownNameError: if the series has more axes than step and site.
+        """
         import pandas as pd
 
         if self.values.ndim > 2:

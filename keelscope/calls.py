@@ -1,0 +1,65 @@
+"""What one step saw of each module call, on the host: slots while the step runs, plain numbers afterwards.
+
+`keelscope.hooks` fills `CallRecord`s in call order; `keelscope.rows` merges them into one value per site; with
+``watch(calls=True)`` the user gets them unmerged as `Call`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from keelscope.board import Slot
+from keelscope.probe import Probe
+from keelscope.statistics import Terms
+
+__all__ = ["Call", "CallRecord", "ParameterCalls", "TermSlots"]
+
+TermSlots = dict[tuple[str, Terms], Slot]
+"""Slots of one observation by probe name and terms."""
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One call of one module while its step is running."""
+
+    site: int
+    grad_enabled: bool
+    tracked: bool
+    """Whether an output requires a gradient."""
+    recomputed: bool = False
+    inputs: TermSlots = field(default_factory=dict)
+    outputs: TermSlots = field(default_factory=dict)
+    leaves: dict[str, list[TermSlots]] = field(default_factory=dict)
+    """Output leaf -> one entry per backward pass that reached it."""
+
+    def first_gradient(self) -> list[TermSlots]:
+        """Gradient observations of the first output leaf that received any."""
+        return next((events for events in self.leaves.values() if events), [])
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of one module on the last recorded step, see ``watch(calls=True)``."""
+
+    grad_enabled: bool
+    """False for a forward under ``torch.no_grad()``."""
+    inputs: Mapping[str, float]
+    """Statistics of the first floating input, if the probe ``inputs`` is on, plus ``count``."""
+    outputs: Mapping[str, float]
+    """Statistics of the first floating output leaf, plus ``count``."""
+    leaves: Mapping[str, tuple[float, ...]]
+    """Output leaf path -> gradient norm of each backward pass that reached it; empty where none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCalls:
+    """The gradients one parameter received on the last recorded step, see ``watch(calls=True)``."""
+
+    per_backward: tuple[float, ...]
+    """Norm of what each backward pass added."""
+
+
+def terms_of(probe: Probe) -> tuple[Terms, ...]:
+    """The distinct terms a probe's statistics need."""
+    return tuple(dict.fromkeys(statistic.terms for statistic in probe.statistics))

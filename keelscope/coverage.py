@@ -1,0 +1,107 @@
+"""What was observed and what was not, with the reason: the table behind ``watch.coverage``.
+
+Nothing that is missing here is written as 0 anywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from keelscope.sites import SitePlan, WatchedParameter
+from keelscope.stacks import is_container
+from keelscope.store.schema import CoverageEntry
+
+__all__ = ["Seen", "coverage_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the steps recorded so far have shown."""
+
+    called: Container[int]
+    """Identity of modules with a recorded call."""
+    with_gradient: Container[int]
+    """Identity of modules whose output received a gradient."""
+    parameters: Container[int]
+    """Identity of parameters that received a gradient."""
+    lost: Mapping[int, str]
+    """Identity of modules with calls that could not be observed -> why."""
+    backward: bool
+    """Whether any backward pass was seen."""
+    compiled: bool = False
+
+
+def coverage_table(plan: SitePlan, seen: Seen) -> tuple[CoverageEntry, ...]:
+    """One entry per module and parameter of the model.
+
+    Args:
+        plan: the sites.
+        seen: what happened.
+
+    Returns:
+        Modules in registration order, then parameters.
+    """
+    chosen = {id(watched.module) for watched in plan.modules}
+    modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
+    return (*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters))
+
+
+def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) -> CoverageEntry:
+    status, reason = _module_status(module, chosen, seen)
+    return CoverageEntry(path, "module", status, reason)
+
+
+def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tuple[str, str]:
+    key = id(module)
+    if key in seen.lost and key not in seen.called:
+        return "not_observed", f"It was {seen.lost[key]}."
+    if key not in chosen:
+        return "not_selected", "The site selection leaves it out."
+    if key not in seen.called:
+        return _uncalled(module, seen)
+    if seen.backward and key not in seen.with_gradient:
+        if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
+            return "frozen", "None of its parameters requires a gradient and none passes through it."
+        return "disconnected", "It ran, but no gradient reached its output."
+    return "observed", ""
+
+
+def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
+    """A module that did not run as a module: idle, or used without calling it."""
+    if is_container(module):
+        return "container", "It only holds other modules and is not called itself."
+    if any(id(p) in seen.parameters for p in module.parameters(recurse=False)):
+        return "coverage_gap", (
+            "Its parameters received gradients, but no call of the module was seen: the model uses the parameters or "
+            "module.forward() directly."
+        )
+    return "never_called", "The model did not call it on the recorded steps."
+
+
+def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
+    path, parameter = watched.site.path, watched.parameter
+    if id(parameter) in seen.parameters:
+        return CoverageEntry(path, "parameter", "observed")
+    if isinstance(parameter, UninitializedParameter):
+        return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
+    if not parameter.requires_grad:
+        return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
+    if not seen.backward:
+        return CoverageEntry(path, "parameter", "no_backward", "No backward pass was seen.")
+    status, reason = _gradientless(watched, plan.everything, seen)
+    return CoverageEntry(path, "parameter", status, reason)
+
+
+def _gradientless(
+    watched: WatchedParameter, everything: Iterable[tuple[str, nn.Module]], seen: Seen
+) -> tuple[str, str]:
+    """Why a trainable parameter has no gradient although a backward pass ran."""
+    path = watched.site.path.rpartition(".")[0]
+    line = [module for name, module in everything if path == name or path.startswith(f"{name}.") or not name]
+    if id(watched.owner) not in seen.called and not any(id(module) in seen.called for module in line[1:]):
+        return "never_called", "Its module did not run on the recorded steps."
+    return "disconnected", "Its module ran, but the loss does not depend on the parameter through the graph."

@@ -1,0 +1,209 @@
+"""Tensor hooks placed from forward hooks: what modules put out, and the gradients that come back.
+
+Module hooks are installed process-wide while a recorded step runs and look modules up by identity, so that nothing is
+written on the user's modules: they pickle, deepcopy and save as before, keep their own hooks, and fused fast paths stay
+taken. Module *backward* hooks are never used: they miss structured outputs and break in-place operations. Forward
+recomputation inside a backward pass (activation checkpointing) is recognised and not counted twice.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from keelscope.board import Board
+from keelscope.calls import CallRecord, TermSlots, terms_of
+from keelscope.leaves import floating_leaves
+from keelscope.probe import Probe, Tap
+from keelscope.sites import WatchedModule
+
+__all__ = ["ModuleHooks", "in_backward"]
+
+
+def in_backward() -> bool:
+    """Whether the caller runs inside a backward pass, where a forward is a recomputation."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+class ModuleHooks:
+    """Forward hooks over chosen modules, feeding a board and a list of call records.
+
+    The owner decides with `on_forward` where a call belongs: it gets whether gradients are enabled and returns the list
+    to append to, or None to leave the call out.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[WatchedModule],
+        probes: Sequence[Probe],
+        board: Board,
+        on_forward: Callable[[bool], list[CallRecord] | None],
+    ) -> None:
+        self._index = {id(watched.module): i for i, watched in enumerate(modules)}
+        self._modules = [weakref.ref(watched.module) for watched in modules]
+        self._probes = [_fitting(watched.module, probes) for watched in modules]
+        self._board = board
+        self._on_forward = on_forward
+        self._handles = ExitStack()
+        self._pending_inputs: dict[int, TermSlots] = {}
+        self._attached = False
+        self.on_any_forward: Callable[[nn.Module], None] = _ignore
+        """Called with every module of the process that runs, watched or not."""
+        self.seconds = 0.0
+        self.lost: dict[int, str] = {}
+        """Sites with a call that could not be observed, and why."""
+
+    def attach(self) -> None:
+        """Install the hooks; doing so twice changes nothing."""
+        if self._attached:
+            return
+        self._attached = True
+        self._handles.callback(register_module_forward_hook(_weak(self, "_after_forward"), with_kwargs=True).remove)
+        for i, probes in enumerate(self._probes):
+            module = self._modules[i]()
+            if module is not None and any(probe.tap is Tap.INPUT for probe in probes):
+                hook = InputHook(weakref.ref(self), i)
+                self._handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+
+    def detach(self) -> None:
+        """Give every handle back."""
+        self._handles.close()
+        self._attached = False
+
+    def _after_forward(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        """The forward hook. Returns None: anything else would replace the module's output."""
+        start = time.perf_counter()
+        self.on_any_forward(module)
+        site = self._index.get(id(module))
+        if site is not None and self._modules[site]() is module and not _is_tracing():
+            self._record(site, module, (args, kwargs), output)
+        self.seconds += time.perf_counter() - start
+
+    def _record(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
+        leaves = floating_leaves(output)
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            self.lost[site] = "called inside a functorch transform (vmap, grad, jvp), where values are not concrete"
+            return
+        calls = self._on_forward(torch.is_grad_enabled() or in_backward())
+        if calls is None:
+            return
+        call = self._call(site, leaves, calls)
+        if call is None:
+            return
+        if leaves and not call.recomputed:
+            call.outputs = self._observe(site, Tap.OUTPUT, leaves[0][1], module)
+        self._hook_gradients(call, leaves, inputs, module)
+
+    def _call(self, site: int, leaves: list[tuple[str, Tensor]], calls: list[CallRecord]) -> CallRecord | None:
+        """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
+        tracked = any(tensor.requires_grad for _, tensor in leaves)
+        if in_backward():
+            waiting = (call for call in calls if call.site == site and not call.tracked and not call.recomputed)
+            call = next(waiting, None)
+            if call is not None:
+                call.recomputed = True
+            return call
+        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=self._pending_inputs.pop(site, {}))
+        calls.append(call)
+        return call
+
+    def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
+        """Measure the input before the module can change it in place."""
+        leaves = [] if in_backward() else floating_leaves((args, kwargs))
+        if leaves:
+            self._pending_inputs[site] = self._observe(site, Tap.INPUT, leaves[0][1], module)
+
+    def _hook_gradients(
+        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module
+    ) -> None:
+        if not any(probe.tap is Tap.OUTPUT_GRADIENT for probe in self._probes[call.site]):
+            return
+        for path, tensor in leaves:
+            events = call.leaves.setdefault(path, [])
+            if tensor.requires_grad:
+                target = _hookable(tensor, inputs)
+                target.register_hook(partial(_on_gradient, weakref.ref(self), weakref.ref(module), call.site, events))
+
+    def _observe(self, site: int, tap: Tap, tensor: Tensor, module: nn.Module) -> TermSlots:
+        slots: TermSlots = {}
+        for probe in self._probes[site]:
+            view = probe.view((tensor.detach(),), module) if probe.tap is tap else None
+            if view is not None:
+                slots.update({(probe.name, terms): self._board.put(terms, view) for terms in terms_of(probe)})
+        return slots
+
+
+def _on_gradient(
+    owner: weakref.ref[ModuleHooks],
+    module: weakref.ref[nn.Module],
+    site: int,
+    events: list[TermSlots],
+    gradient: Tensor,
+) -> None:
+    """The tensor hook. Keeps no tensor, and returns None so that the gradient stays what it is."""
+    hooks, layer = owner(), module()
+    if hooks is None or layer is None or not hooks._attached:
+        return
+    start = time.perf_counter()
+    events.append(hooks._observe(site, Tap.OUTPUT_GRADIENT, gradient, layer))
+    hooks.seconds += time.perf_counter() - start
+
+
+class InputHook:
+    """A forward pre-hook that survives copying and pickling of its module as a hook that does nothing."""
+
+    def __init__(self, owner: weakref.ref[ModuleHooks] | None = None, site: int = -1) -> None:
+        self._owner, self._site = owner, site
+
+    def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
+        """Measure the input of the module it was placed on."""
+        hooks = self._owner() if self._owner else None
+        if hooks is not None:
+            hooks._before_forward(self._site, module, args, kwargs)
+
+    def __reduce__(self) -> tuple[type[InputHook], tuple[()]]:
+        return InputHook, ()
+
+
+def _hookable(tensor: Tensor, inputs: object) -> Tensor:
+    """The tensor on which a gradient hook stays in the graph.
+
+    A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires the
+    graph past a hook set on the view, but not past one set on the base (where both have the same entries).
+    """
+    base = tensor._base
+    if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
+        return tensor
+    sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
+    return tensor if id(base) in sources or not base.requires_grad else base
+
+
+def _fitting(module: nn.Module, probes: Sequence[Probe]) -> tuple[Probe, ...]:
+    return tuple(probe for probe in probes if probe.tap.of_module and probe.fits(module))
+
+
+def _is_tracing() -> bool:
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+
+
+def _ignore(_: nn.Module) -> None:
+    """Nobody asked."""
+
+
+def _weak(owner: object, method: str) -> Callable[..., None]:
+    """A bound method that does not keep its owner alive: hooks live in tables of torch."""
+    reference = weakref.ref(owner)
+
+    def call(*args: object) -> None:
+        target = reference()
+        if target is not None:
+            getattr(target, method)(*args)
+
+    return call

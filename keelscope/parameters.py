@@ -1,0 +1,251 @@
+"""Parameters, their gradients of a whole step, and what the optimizer made of them.
+
+No single place sees every gradient: post-accumulate hooks miss optimizers that run inside backward, leaf hooks miss
+FSDP2, and ``.grad`` is gone after ``zero_grad``. So three are used, best first: ``.grad`` when the parameter's optimizer
+steps (what a GAN's discriminator really used), ``.grad`` at the end of a backward pass, and what reached the leaf.
+Everything per backward pass is done once at its end, for all parameters together.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from keelscope.board import Board
+from keelscope.calls import TermSlots, terms_of
+from keelscope.probe import Probe, Tap
+from keelscope.sites import WatchedParameter
+
+__all__ = ["ParameterHooks", "ParameterRecord"]
+
+
+@dataclass(slots=True)
+class ParameterRecord:
+    """One parameter while its step is running."""
+
+    leaf: list[TermSlots] = field(default_factory=list)
+    """What each backward pass added."""
+    accumulated: TermSlots = field(default_factory=dict)
+    """``.grad`` at the end of the last backward pass."""
+    applied: TermSlots = field(default_factory=dict)
+    """``.grad`` as its optimizer found it."""
+    stepped: bool = False
+    weight: TermSlots = field(default_factory=dict)
+    update: TermSlots = field(default_factory=dict)
+
+    def gradient(self) -> list[TermSlots]:
+        """Observations of the canonical gradient; empty where none arrived."""
+        return [self.accumulated] if self.accumulated else self.leaf
+
+
+class ParameterHooks:
+    """Hooks over the parameters of one model, feeding a board and one record per parameter."""
+
+    def __init__(
+        self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], board: Board, leaf_always: bool
+    ) -> None:
+        self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
+        self._owners = [weakref.ref(watched.owner) for watched in parameters]
+        self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
+        self._probes = [tuple(p for p in probes if not p.tap.of_module and p.fits(w.owner)) for w in parameters]
+        self._taps = {probe.tap for found in self._probes for probe in found}
+        self._board = board
+        self._leaf_always = leaf_always
+        self._handles = ExitStack()
+        self._hooked: set[int] = set()
+        self._reached: set[int] = set()
+        self._task = -1
+        self._before: dict[int, Tensor] = {}
+        self._covered: set[int] = set()
+        self._states: dict[int, tuple[int, int]] = {}
+        self.records: dict[int, ParameterRecord] = {}
+        self.every: Callable[[Probe], bool] = _always
+        """Whether a probe records on this step."""
+        self.on_backward_end: Callable[[], None] = _ignore
+        self.seconds = 0.0
+
+    @property
+    def needed(self) -> bool:
+        """Whether any probe looks at parameters."""
+        return bool(self._taps)
+
+    def cover(self, optimizers: Iterable[Optimizer]) -> None:
+        """Tell which parameters have an optimizer, whose step shows their final gradient."""
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        self._covered = {self._index[id(p)] for group in groups for p in group["params"] if id(p) in self._index}
+
+    def attach(self) -> None:
+        """Hook every trainable parameter; doing so twice changes nothing."""
+        if Tap.PARAMETER_GRADIENT not in self._taps:
+            return
+        for reference in self._parameters:
+            parameter = reference()
+            if parameter is not None:
+                self._hook(parameter)
+
+    def attach_owner(self, module: nn.Module) -> None:
+        """Hook parameters of a module that were unfrozen or materialised since `attach`."""
+        for parameter in module._parameters.values():
+            if parameter is not None and id(parameter) in self._index and id(parameter) not in self._hooked:
+                self._hook(parameter)
+
+    def detach(self) -> None:
+        """Give every handle back."""
+        self._handles.close()
+        self._hooked.clear()
+        self._before.clear()
+
+    def begin(self) -> dict[int, ParameterRecord]:
+        """Start a step, and give the records of the one before."""
+        records, self.records = self.records, {}
+        self._states.clear()
+        return records
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Fix the gradient of the optimizer's parameters: what arrives later belongs to another loss."""
+        start = time.perf_counter()
+        for i, parameter in self._of(optimizer):
+            if parameter.grad is not None:
+                self._freeze(i, parameter)
+            if Tap.UPDATE in self._taps:
+                self._before[i] = parameter.detach().clone()
+        self.seconds += time.perf_counter() - start
+
+    def after_step(self, optimizer: Optimizer) -> None:
+        """Measure what the optimizer added."""
+        start = time.perf_counter()
+        for i, parameter in self._of(optimizer):
+            before = self._before.pop(i, None)
+            if before is not None:
+                update = (parameter.detach() - before, before)
+                self._record(i).update |= self._observe(i, Tap.UPDATE, update)
+        self.seconds += time.perf_counter() - start
+
+    def still_accumulating(self) -> bool:
+        """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
+        for i, state in self._states.items():
+            parameter = self._parameters[i]()
+            if parameter is not None and parameter.grad is not None:
+                return state == _state(parameter)
+            return False
+        return False
+
+    def measure_weights(self) -> None:
+        """Measure parameters no backward pass has reached, at the end of a step."""
+        if Tap.PARAMETER not in self._taps:
+            return
+        for i, reference in enumerate(self._parameters):
+            parameter = reference()
+            if parameter is not None and not isinstance(parameter, UninitializedParameter):
+                self._weigh(i, parameter)
+
+    def _hook(self, parameter: nn.Parameter) -> None:
+        trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
+        if not trainable or not parameter.is_leaf or id(parameter) in self._hooked:
+            return
+        self._hooked.add(id(parameter))
+        i = self._index[id(parameter)]
+        reference = weakref.ref(self)
+        handle = parameter.register_post_accumulate_grad_hook(partial(_on_accumulated, reference, i))
+        self._handles.callback(handle.remove)
+        if self._leaf_always or i not in self._covered:
+            self._handles.callback(parameter.register_hook(partial(_on_leaf, reference, i)).remove)
+
+    def _on_leaf(self, i: int, gradient: Tensor) -> None:
+        self._expect_end(i)
+        slots = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
+        if slots:
+            self._record(i).leaf.append(slots)
+
+    def _expect_end(self, i: int) -> None:
+        task = torch._C._current_graph_task_id()
+        if task != self._task:  # a new backward pass, also after one that raised half-way
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+        self._reached.add(i)
+
+    def _end_backward(self) -> None:
+        """Once per backward pass: the running gradient of every parameter it reached."""
+        start = time.perf_counter()
+        reached, self._reached = self._reached, set()
+        for i in sorted(reached):
+            parameter = self._parameters[i]()
+            if parameter is None:
+                continue
+            record = self._record(i)
+            self._weigh(i, parameter)
+            if parameter.grad is not None and not record.stepped:
+                record.accumulated = self._observe(i, Tap.PARAMETER_GRADIENT, (parameter.grad,))
+                self._states[i] = _state(parameter)
+        self.seconds += time.perf_counter() - start
+        self.on_backward_end()
+
+    def _freeze(self, i: int, parameter: nn.Parameter) -> None:
+        record = self._record(i)
+        self._weigh(i, parameter)
+        if record.stepped:
+            return
+        record.stepped = True
+        gradient = parameter.grad
+        if gradient is not None and not record.accumulated:
+            record.accumulated = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
+
+    def _weigh(self, i: int, parameter: nn.Parameter) -> None:
+        record = self._record(i)
+        if not record.weight and Tap.PARAMETER in self._taps:
+            record.weight = self._observe(i, Tap.PARAMETER, (parameter,))
+
+    def _observe(self, i: int, tap: Tap, tensors: tuple[Tensor, ...]) -> TermSlots:
+        owner = self._owners[i]()
+        slots: TermSlots = {}
+        for probe in self._probes[i]:
+            if owner is not None and probe.tap is tap and self.every(probe):
+                view = probe.view(tuple(tensor.detach() for tensor in tensors), owner)
+                if view is not None:
+                    slots.update({(probe.name, terms): self._board.put(terms, view) for terms in terms_of(probe)})
+        return slots
+
+    def _record(self, i: int) -> ParameterRecord:
+        return self.records.setdefault(i, ParameterRecord())
+
+    def _of(self, optimizer: Optimizer) -> Iterable[tuple[int, nn.Parameter]]:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                i = self._index.get(id(parameter))
+                if i is not None:
+                    yield i, parameter
+
+
+def _on_leaf(owner: weakref.ref[ParameterHooks], i: int, gradient: Tensor) -> None:
+    hooks = owner()
+    if hooks is not None:
+        hooks._on_leaf(i, gradient)
+
+
+def _on_accumulated(owner: weakref.ref[ParameterHooks], i: int, _: Tensor) -> None:
+    hooks = owner()
+    if hooks is not None:
+        hooks._expect_end(i)
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    """Changes when the gradient or the parameter is replaced or written in place."""
+    gradient = parameter.grad
+    return id(gradient), (-1 if gradient is None else gradient._version) + parameter._version
+
+
+def _always(_: Probe) -> bool:
+    return True
+
+
+def _ignore() -> None:
+    """Nobody asked."""

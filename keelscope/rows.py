@@ -1,0 +1,187 @@
+"""From the observations of one step to one value per site: fetch once, merge on the host, finish.
+
+`keelscope.session` calls `probe_values` for each probe when a row closes; `module_calls` and `parameter_calls` give the
+same observations unmerged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.board import Fetched
+from keelscope.calls import Call, CallRecord, ParameterCalls, TermSlots, terms_of
+from keelscope.parameters import ParameterRecord
+from keelscope.probe import Probe, Tap
+from keelscope.statistics import NORM, Statistic, Terms
+
+__all__ = ["Observations", "module_calls", "module_observations", "parameter_observations", "probe_values"]
+
+Observations = Mapping[int, list[TermSlots]]
+"""Site index -> its observations on this step, in order."""
+Values = dict[str, NDArray[np.float64]]
+
+
+def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
+    """Observations of one tap over the calls of a step, by site.
+
+    Forwards without gradient (a teacher, a validation pass) count only if the step has no other forward.
+
+    Args:
+        tap: a tap of modules.
+        calls: every call of the step, in order.
+
+    Returns:
+        Observations by site index; sites without one are absent.
+    """
+    calls = list(calls)
+    if any(call.grad_enabled for call in calls):
+        calls = [call for call in calls if call.grad_enabled]
+    found: dict[int, list[TermSlots]] = {}
+    for call in calls:
+        events = call.first_gradient() if tap is Tap.OUTPUT_GRADIENT else [_slots(tap, call)]
+        kept = [slots for slots in events if slots]
+        if kept:
+            found.setdefault(call.site, []).extend(kept)
+    return found
+
+
+def _slots(tap: Tap, call: CallRecord) -> TermSlots:
+    return call.inputs if tap is Tap.INPUT else call.outputs
+
+
+def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> Observations:
+    """Observations of one tap over the parameters of a step.
+
+    Args:
+        tap: a tap of parameters.
+        records: parameter index -> record.
+
+    Returns:
+        Observations by parameter index; parameters without one are absent.
+    """
+    pick = {
+        Tap.PARAMETER: lambda record: [record.weight],
+        Tap.PARAMETER_GRADIENT: lambda record: record.gradient(),
+        Tap.UPDATE: lambda record: [record.update],
+    }[tap]
+    found = {i: [slots for slots in pick(record) if slots] for i, record in records.items()}
+    return {i: observations for i, observations in found.items() if observations}
+
+
+def probe_values(
+    probe: Probe, observations: Observations, fetched: Fetched, sites: int, *, factor: float = 1.0
+) -> Values:
+    """Every statistic of a probe over the whole site axis.
+
+    Args:
+        probe: the probe; its name keys the observations.
+        observations: what its tap saw.
+        fetched: terms of the step.
+        sites: length of the site axis.
+        factor: what the tensors are multiplied by, to take a loss scale out of gradients.
+
+    Returns:
+        Statistic name -> ``[site, ...]``, NaN where a site was not observed.
+    """
+    merged = {terms: _merged(probe, terms, observations, fetched) for terms in terms_of(probe)}
+    return {
+        statistic.name: _spread(statistic, merged[statistic.terms], sites, factor) for statistic in probe.statistics
+    }
+
+
+def _merged(
+    probe: Probe, terms: Terms, observations: Observations, fetched: Fetched
+) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Site -> (first observation, union of all), each ``[column]``."""
+    merged = {}
+    for site, slots in observations.items():
+        parts = [_look_up(found[probe.name, terms], fetched) for found in slots if (probe.name, terms) in found]
+        if parts:
+            union = parts[0]
+            for part in parts[1:]:
+                union = terms.merge(union, part)
+            merged[site] = (parts[0], union)
+    return merged
+
+
+def _look_up(slot: tuple[str, Terms, int], fetched: Fetched) -> NDArray[np.float64]:
+    device, terms, index = slot
+    return fetched[device, terms][index]
+
+
+def _spread(
+    statistic: Statistic,
+    merged: Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]],
+    sites: int,
+    factor: float,
+) -> NDArray[np.float64]:
+    """Finished values at their place on the site axis."""
+    extra = tuple(len(statistic.coords[dim]) for dim in statistic.dims)
+    values = np.full((sites, *extra), np.nan)
+    if merged:
+        columns = np.stack([union if statistic.mergeable else first for first, union in merged.values()])
+        values[list(merged)] = statistic.of(statistic.terms.rescaled(columns, factor))
+    return values
+
+
+def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched) -> dict[int, list[Call]]:
+    """Every call of a step by site, as plain numbers.
+
+    Args:
+        calls: the records, in call order.
+        probes: the probes of the watch.
+        fetched: terms of the step.
+
+    Returns:
+        Site index -> calls in order.
+    """
+    by_tap = {probe.tap: probe for probe in probes if probe.tap.of_module}
+    found: dict[int, list[Call]] = {}
+    for call in calls:
+        leaves = {path: tuple(_norm(slots, fetched) for slots in events) for path, events in call.leaves.items()}
+        values = (
+            _plain(by_tap.get(Tap.INPUT), call.inputs, fetched),
+            _plain(by_tap.get(Tap.OUTPUT), call.outputs, fetched),
+        )
+        found.setdefault(call.site, []).append(Call(call.grad_enabled, *values, leaves))
+    return found
+
+
+def parameter_calls(records: Mapping[int, ParameterRecord], fetched: Fetched) -> dict[int, ParameterCalls]:
+    """Gradient norms of every backward pass, by parameter.
+
+    Args:
+        records: parameter index -> record.
+        fetched: terms of the step.
+
+    Returns:
+        Parameter index -> its gradients.
+    """
+    return {i: ParameterCalls(tuple(_norm(slots, fetched) for slots in record.leaf)) for i, record in records.items()}
+
+
+def _plain(probe: Probe | None, slots: TermSlots, fetched: Fetched) -> dict[str, float]:
+    """Scalar statistics of one observation, with the number of entries."""
+    if probe is None or not slots:
+        return {}
+    plain: dict[str, float] = {}
+    for statistic in probe.statistics:
+        terms = _look_up(slots[probe.name, statistic.terms], fetched)
+        if not statistic.dims:
+            plain[statistic.name] = float(statistic.of(terms))
+            plain.setdefault("count", float(statistic.terms.named(terms).get("count", np.nan)))
+    return plain
+
+
+def _norm(slots: TermSlots, fetched: Fetched) -> float:
+    """Euclidean norm from whichever terms hold the squares."""
+    for (_, terms), slot in slots.items():
+        columns = terms.named(_look_up(slot, fetched))
+        if "squares" in columns:
+            return float(np.sqrt(columns["squares"]))
+        if "max_abs" in columns and "m2" in columns:
+            return float(NORM.of(_look_up(slot, fetched)))
+    return float("nan")
