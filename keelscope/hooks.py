@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from keelscope.board import Board
+from keelscope.containment import contained
 from keelscope.calls import CallRecord, TermSlots, terms_of
 from keelscope.leaves import floating_leaves
 from keelscope.probe import Probe, Tap
@@ -53,7 +54,9 @@ class ModuleHooks:
         self._on_forward = on_forward
         self._handles = ExitStack()
         self._pending_inputs: dict[int, TermSlots] = {}
-        self._attached = False
+        self.attached = False
+        self.every: Callable[[Probe], bool] = _always
+        """Whether a probe records on this step."""
         self.on_any_forward: Callable[[nn.Module], None] = _ignore
         """Called with every module of the process that runs, watched or not."""
         self.seconds = 0.0
@@ -62,9 +65,9 @@ class ModuleHooks:
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
-        if self._attached:
+        if self.attached:
             return
-        self._attached = True
+        self.attached = True
         self._handles.callback(register_module_forward_hook(_weak(self, "_after_forward"), with_kwargs=True).remove)
         for i, probes in enumerate(self._probes):
             module = self._modules[i]()
@@ -75,8 +78,9 @@ class ModuleHooks:
     def detach(self) -> None:
         """Give every handle back."""
         self._handles.close()
-        self._attached = False
+        self.attached = False
 
+    @contained
     def _after_forward(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         """The forward hook. Returns None: anything else would replace the module's output."""
         start = time.perf_counter()
@@ -114,6 +118,7 @@ class ModuleHooks:
         calls.append(call)
         return call
 
+    @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input before the module can change it in place."""
         leaves = [] if in_backward() else floating_leaves((args, kwargs))
@@ -131,10 +136,17 @@ class ModuleHooks:
                 target = _hookable(tensor, inputs)
                 target.register_hook(partial(_on_gradient, weakref.ref(self), weakref.ref(module), call.site, events))
 
+    @contained
+    def _after_backward(self, module: nn.Module, site: int, events: list[TermSlots], gradient: Tensor) -> None:
+        start = time.perf_counter()
+        events.append(self._observe(site, Tap.OUTPUT_GRADIENT, gradient, module))
+        self.seconds += time.perf_counter() - start
+
     def _observe(self, site: int, tap: Tap, tensor: Tensor, module: nn.Module) -> TermSlots:
         slots: TermSlots = {}
         for probe in self._probes[site]:
-            view = probe.view((tensor.detach(),), module) if probe.tap is tap else None
+            wanted = probe.tap is tap and self.every(probe)
+            view = probe.view((tensor.detach(),), module) if wanted else None
             if view is not None:
                 slots.update({(probe.name, terms): self._board.put(terms, view) for terms in terms_of(probe)})
         return slots
@@ -149,11 +161,9 @@ def _on_gradient(
 ) -> None:
     """The tensor hook. Keeps no tensor, and returns None so that the gradient stays what it is."""
     hooks, layer = owner(), module()
-    if hooks is None or layer is None or not hooks._attached:
+    if hooks is None or layer is None or not hooks.attached:
         return
-    start = time.perf_counter()
-    events.append(hooks._observe(site, Tap.OUTPUT_GRADIENT, gradient, layer))
-    hooks.seconds += time.perf_counter() - start
+    hooks._after_backward(layer, site, events, gradient)
 
 
 class InputHook:
@@ -191,6 +201,10 @@ def _fitting(module: nn.Module, probes: Sequence[Probe]) -> tuple[Probe, ...]:
 
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
+
+
+def _always(_: Probe) -> bool:
+    return True
 
 
 def _ignore(_: nn.Module) -> None:

@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from keelscope.board import Board
+from keelscope.containment import contained
 from keelscope.calls import TermSlots, terms_of
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
@@ -110,6 +111,7 @@ class ParameterHooks:
         self._states.clear()
         return records
 
+    @contained
     def before_step(self, optimizer: Optimizer) -> None:
         """Fix the gradient of the optimizer's parameters: what arrives later belongs to another loss."""
         start = time.perf_counter()
@@ -120,6 +122,7 @@ class ParameterHooks:
                 self._before[i] = parameter.detach().clone()
         self.seconds += time.perf_counter() - start
 
+    @contained
     def after_step(self, optimizer: Optimizer) -> None:
         """Measure what the optimizer added."""
         start = time.perf_counter()
@@ -129,6 +132,11 @@ class ParameterHooks:
                 update = (parameter.detach() - before, before)
                 self._record(i).update |= self._observe(i, Tap.UPDATE, update)
         self.seconds += time.perf_counter() - start
+
+    def rewritten(self, optimizer: Optimizer) -> bool:
+        """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
+        pairs = ((self._states.get(i), parameter) for i, parameter in self._of(optimizer))
+        return any(state is not None and state != _state(parameter) for state, parameter in pairs)
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
@@ -160,6 +168,7 @@ class ParameterHooks:
         if self._leaf_always or i not in self._covered:
             self._handles.callback(parameter.register_hook(partial(_on_leaf, reference, i)).remove)
 
+    @contained
     def _on_leaf(self, i: int, gradient: Tensor) -> None:
         self._expect_end(i)
         slots = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
@@ -173,6 +182,7 @@ class ParameterHooks:
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
         self._reached.add(i)
 
+    @contained
     def _end_backward(self) -> None:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()

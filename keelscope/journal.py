@@ -1,0 +1,158 @@
+"""Rows on their way to the run file: scalars join them, the first one decides the layout, order is kept.
+
+`keelscope.session` adds values when a row closes and scalars when the user logs them; the journal creates the writer
+(`keelscope.store`) when the first row is complete, since only then names and execution order are known.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.errors import RecordingWarning, UsageError
+from keelscope.store.memory import MemoryWriter
+from keelscope.store.reader import Run, open_run
+from keelscope.store.schema import Row, RunLayout
+from keelscope.store.writer import RunWriter
+
+__all__ = ["STANDARD_SCALARS", "Journal"]
+
+STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
+
+Values = Mapping[str, Mapping[str, NDArray[np.float64]]]
+
+
+class Journal:
+    """Pending rows by step, and the writer they go to.
+
+    Args:
+        path: run file, or None to keep the run in memory.
+        exists: what to do if the file exists, see `keelscope.store.writer.RunWriter`.
+        layout: makes the layout from the scalar names when the first row is written.
+    """
+
+    def __init__(
+        self, path: str | Path | None, exists: str, layout: Callable[[tuple[str, ...]], RunLayout]
+    ) -> None:
+        self._path, self._exists, self._layout = path, exists, layout
+        self._writer: RunWriter | MemoryWriter | None = None
+        self._values: dict[int, Values] = {}
+        self._scalars: dict[int, dict[str, float]] = {}
+        self._known: tuple[str, ...] = ()
+        self._written = -1
+        self._opened: Run | None = None
+        self._start = time.monotonic()
+        self._clock: dict[int, float] = {}
+
+    @property
+    def path(self) -> Path | None:
+        """The file really written, known from the first row on."""
+        return self._writer.path if isinstance(self._writer, RunWriter) else None
+
+    def has(self, step: int, name: str) -> bool:
+        """Whether the step already has that scalar, or is written."""
+        return step <= self._written or name in self._scalars.get(step, {})
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Attach scalars to a step that is not yet written."""
+        self._scalars.setdefault(step, {}).update(scalars)
+        self._clock.setdefault(step, time.monotonic() - self._start)
+
+    def add(self, step: int, values: Values) -> None:
+        """Attach the values of a recorded step."""
+        self._values[step] = values
+        self._clock.setdefault(step, time.monotonic() - self._start)
+
+    def flush(self, before: int) -> None:
+        """Hand every pending row of a step below `before` to the writer, in order.
+
+        Before the first recorded values nothing can be written: the layout is not known yet.
+        """
+        if self._writer is None and not self._values:
+            return
+        for step in sorted(step for step in {*self._values, *self._scalars} if self._written < step < before):
+            scalars = self._scalars.pop(step, {})
+            writer = self._writer or self._create(scalars)
+            self._warn_unknown(scalars)
+            known = {name: value for name, value in scalars.items() if name in self._known}
+            writer.append(Row(step, self._clock.pop(step), self._values.pop(step, {}), known))
+            self._written = step
+
+    def close(self) -> None:
+        """Write what is pending and close the file."""
+        self.flush(1 << 62)
+        if self._writer is not None:
+            self._writer.close()
+
+    def run(self) -> Run:
+        """The run as recorded so far.
+
+        Returns:
+            The same read interface as `keelscope.open_run`.
+
+        Raises:
+            UsageError: before the first row is complete.
+        """
+        if self._writer is None:
+            raise UsageError(
+                "nothing is recorded yet: the first row is complete after a forward, a backward and an optimizer step "
+                "(or watch.step())."
+            )
+        self._writer.flush()
+        if isinstance(self._writer, MemoryWriter):
+            return self._writer.run()
+        if self._opened is None:
+            self._opened = open_run(self._writer.path)
+        self._opened.refresh()
+        return self._opened
+
+    def _create(self, scalars: Mapping[str, float]) -> RunWriter | MemoryWriter:
+        pending = (name for logged in self._scalars.values() for name in logged)
+        self._known = tuple(dict.fromkeys((*STANDARD_SCALARS, *scalars, *pending)))
+        layout = self._layout(self._known)
+        if self._path is None:
+            self._writer = MemoryWriter(layout)
+        else:
+            self._writer = RunWriter(self._path, layout, exists=self._exists)  # type: ignore[arg-type]
+        return self._writer
+
+    def _warn_unknown(self, scalars: Mapping[str, float]) -> None:
+        new = sorted(set(scalars) - set(self._known))
+        if new:
+            self._known = (*self._known, *new)
+            warnings.warn(
+                f"Scalars {new} are not recorded: a run file's columns are fixed by its first row; log them on the first "
+                "recorded step (NaN will do).",
+                RecordingWarning,
+                stacklevel=5,
+            )
+
+
+def as_number(name: str, value: object) -> float:
+    """A logged scalar as a float.
+
+    Args:
+        name: its name, for the message.
+        value: a number, or a tensor or array with one entry.
+
+    Returns:
+        The number; NaN and Inf are kept.
+
+    Raises:
+        UsageError: if it is not one real number, or the name cannot be an HDF5 and netCDF name.
+    """
+    if not name.isidentifier():
+        raise UsageError(f"log({name}=...): the name must be a Python identifier.")
+    try:
+        number = float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        number = None  # type: ignore[assignment]
+    if number is None or (isinstance(value, str) and not math.isfinite(number)):
+        raise UsageError(f"log({name}=...) takes one real number; got {type(value).__name__}.")
+    return number

@@ -1,0 +1,59 @@
+"""The loss scale of mixed precision, so that gradients are recorded in units of the loss.
+
+`torch.amp.GradScaler` leaves no trace on the optimizer it serves. When gradients change between backward and step, the
+scaler that knows the optimizer is looked up once among the live objects; afterwards its scale is read on each step.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim import Optimizer
+
+__all__ = ["LossScale"]
+
+
+class LossScale:
+    """The scale in force during one step; 1 where no scaler is in use."""
+
+    def __init__(self) -> None:
+        self._scaler: weakref.ref[GradScaler] | None = None
+        self._searched = False
+        self._current: Tensor | None = None
+
+    def note(self, optimizer: Optimizer, *, changed: bool) -> None:
+        """Keep the scale of the step the optimizer is about to make, without waiting for the device.
+
+        Args:
+            optimizer: the optimizer about to step.
+            changed: whether gradients were rewritten since backward, which unscaling does.
+        """
+        if changed and not self._searched:
+            self._searched = True
+            self._scaler = _scaler_of(optimizer)
+        scaler = self._scaler() if self._scaler else None
+        fused = getattr(optimizer, "grad_scale", None)
+        scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
+        if scale is not None and self._current is None:
+            self._current = scale.detach().clone()
+
+    def take(self) -> float:
+        """The scale of the closing step, and start the next one."""
+        scale, self._current = self._current, None
+        return 1.0 if scale is None else float(scale)
+
+
+def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:
+    """The live scaler that has unscaled this optimizer's gradients."""
+    from torch.amp.grad_scaler import GradScaler
+
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), GradScaler) and id(optimizer) in candidate._per_optimizer_states:
+            return weakref.ref(candidate)
+    return None

@@ -1,0 +1,193 @@
+"""One model under observation: hooks on and off, and the values of the step that just ended.
+
+`keelscope.session` decides when a row opens and closes; this module knows how to observe and nothing about steps, files
+or optimizers' progress.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
+
+from keelscope.board import Board, Fetched
+from keelscope.calls import Call, CallRecord, ParameterCalls
+from keelscope.coverage import Seen, coverage_table
+from keelscope.hooks import ModuleHooks
+from keelscope.layout import AxisOrder
+from keelscope.lossscale import LossScale
+from keelscope.parameters import ParameterHooks, ParameterRecord
+from keelscope.probe import Probe, Tap
+from keelscope.rows import Observations, module_calls, module_observations, parameter_calls, parameter_observations, probe_values
+from keelscope.sites import Selector, SitePlan, plan_sites
+from keelscope.store.schema import CoverageEntry
+
+__all__ = ["Recorder", "Values", "total_norm"]
+
+_GRADIENTS = {Tap.OUTPUT_GRADIENT, Tap.PARAMETER_GRADIENT}
+Values = dict[str, dict[str, NDArray[np.float64]]]
+
+
+class Recorder:
+    """Hooks, board and observations of one model.
+
+    Args:
+        model: the model.
+        probes: what to observe.
+        sites: where, see `keelscope.sites.plan_sites`.
+        optimizers: those whose step shows final gradients.
+        keep_calls: keep every call and backward pass of the last step.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probes: Sequence[Probe],
+        sites: Selector | Iterable[Selector],
+        optimizers: Sequence[Optimizer],
+        *,
+        keep_calls: bool,
+    ) -> None:
+        self.probes = tuple(probes)
+        self.plan = plan_sites(model, sites)
+        self.board = Board()
+        self.modules = ModuleHooks(self.plan.modules, self.probes, self.board, self._calls_for)
+        self.parameters = ParameterHooks(self.plan.parameters, self.probes, self.board, leaf_always=keep_calls)
+        self.parameters.cover(optimizers)
+        self.modules.on_any_forward = self.parameters.attach_owner
+        self.admits = lambda _grad_enabled: True
+        """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
+        self.calls: list[CallRecord] = []
+        self.waiting: list[CallRecord] = []
+        """Forwards without gradient after the open row was complete: they belong to the next."""
+        self.order: AxisOrder | None = None
+        self.last_calls: Mapping[int, list[Call]] = {}
+        self.last_gradients: Mapping[int, ParameterCalls] = {}
+        self._keep_calls = keep_calls
+        self._scale = LossScale()
+        self._stance = ExitStack()
+        self._recorded = 0
+        self._called: set[int] = set()
+        self._with_gradient: set[int] = set()
+        self._parameters_seen: set[int] = set()
+        self._compiled = any(_is_compiled(module) for module in model.modules())
+
+    def open(self) -> None:
+        """Start observing a step; the hooks may still be on from the one before."""
+        self.calls, self.waiting = self.waiting, []
+        due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
+        self.parameters.every = lambda probe: probe.name in due
+        self.modules.every = self.parameters.every
+        if self._compiled and not self.modules.attached:
+            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+        self.modules.attach()
+        self.parameters.attach()
+
+    def pause(self) -> None:
+        """Take every hook off the model."""
+        self.modules.detach()
+        self.parameters.detach()
+        self._stance.close()
+
+    @property
+    def saw_backward(self) -> bool:
+        """Whether a gradient arrived since the row opened."""
+        return bool(self.parameters.records) or any(call.first_gradient() for call in self.calls)
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step."""
+        self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
+        self.parameters.before_step(optimizer)
+
+    def take(self) -> Values:
+        """Values of the closing row by group and statistic, on the plan's axes ``[site, ...]``."""
+        self.parameters.measure_weights()
+        records = self.parameters.begin()
+        fetched = self.board.fetch()
+        factor = 1.0 / self._scale.take()
+        due = [probe for probe in self.probes if self.parameters.every(probe)]
+        values = {probe.name: self._values(probe, records, fetched, factor) for probe in due}
+        self._note_coverage(records)
+        if self._keep_calls:
+            self.last_calls = module_calls(self.calls, self.probes, fetched)
+            self.last_gradients = parameter_calls(records, fetched)
+        if self.order is None:
+            self.order = AxisOrder(self.plan, [call.site for call in self.calls])
+        self.calls = []
+        self._recorded += 1
+        return values
+
+    def drop(self) -> None:
+        """Forget the open row."""
+        self.calls, self.waiting = [], []
+        self.parameters.begin()
+        self.board.fetch()
+
+    def coverage(self) -> tuple[CoverageEntry, ...]:
+        """What the recorded steps have shown of every module and parameter."""
+        lost = {id(self.plan.modules[i].module): why for i, why in self.modules.lost.items()}
+        backward = bool(self._with_gradient or self._parameters_seen)
+        return coverage_table(
+            self.plan, Seen(self._called, self._with_gradient, self._parameters_seen, lost, backward)
+        )
+
+    def refresh_labels(self, model: nn.Module) -> None:
+        """Label the sites anew: lazy modules have got their class and size by the first forward."""
+        fresh = plan_sites(model, lambda _path, _module: True)
+        modules = {id(watched.module): watched.site for watched in fresh.modules}
+        parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
+        self.plan = replace(
+            self.plan,
+            modules=tuple(replace(w, site=modules.get(id(w.module), w.site)) for w in self.plan.modules),
+            parameters=tuple(replace(w, site=parameters.get(id(w.parameter), w.site)) for w in self.plan.parameters),
+        )
+
+    def release(self) -> None:
+        """Let go of the model."""
+        self.plan = SitePlan((), (), (), self.plan.stacks)
+        self.calls, self.waiting = [], []
+
+    def milliseconds(self) -> float:
+        """Host time spent in hooks since the last call, in milliseconds."""
+        seconds = self.modules.seconds + self.parameters.seconds
+        self.modules.seconds = self.parameters.seconds = 0.0
+        return 1e3 * seconds
+
+    def _calls_for(self, grad_enabled: bool) -> list[CallRecord] | None:  # noqa: FBT001 - the one thing a hook knows
+        return self.calls if self.admits(grad_enabled) else self.waiting
+
+    def _values(
+        self, probe: Probe, records: Mapping[int, ParameterRecord], fetched: Fetched, factor: float
+    ) -> dict[str, NDArray[np.float64]]:
+        observations: Observations
+        if probe.tap.of_module:
+            observations, sites = module_observations(probe.tap, self.calls), len(self.plan.modules)
+        else:
+            observations, sites = parameter_observations(probe.tap, records), len(self.plan.parameters)
+        scale = factor if probe.tap in _GRADIENTS else 1.0
+        return probe_values(probe, observations, fetched, sites, factor=scale)
+
+    def _note_coverage(self, records: Mapping[int, ParameterRecord]) -> None:
+        for call in self.calls:
+            key = id(self.plan.modules[call.site].module)
+            self._called.add(key)
+            if call.first_gradient():
+                self._with_gradient.add(key)
+        self._parameters_seen |= {id(self.plan.parameters[i].parameter) for i, r in records.items() if r.gradient()}
+
+
+def total_norm(values: NDArray[np.float64]) -> float:
+    """Norm of all parameter gradients together, from the norm of each; NaN where none arrived."""
+    seen = values[~np.isnan(values)]
+    return float(math.sqrt(np.square(seen).sum())) if seen.size else math.nan
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

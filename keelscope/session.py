@@ -1,0 +1,330 @@
+"""`watch`: a recording session over a training loop.
+
+It keeps hooks on the model during recorded steps only, notices when steps begin and end, and hands closed rows to the
+journal. Hooks never raise into the training loop, and training is bit-identical with and without them.
+
+```
+forward ──▶ row k open ──optimizer step──▶ complete ──next forward──▶ closed ──▶ journal ──▶ file
+                             log(loss=...) belongs to k ▲
+```
+"""
+
+from __future__ import annotations
+
+import atexit
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+
+from torch import nn
+from torch.optim import Optimizer
+
+from keelscope.calls import Call, ParameterCalls
+from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
+from keelscope.journal import Journal, as_number
+from keelscope.layout import draw_layout, with_coverage
+from keelscope.probe import Probe, Tap, resolve_probes
+from keelscope.recorder import Recorder, Values, total_norm
+from keelscope.schedule import Schedule, as_schedule
+from keelscope.sites import Selector
+from keelscope.steps import StepClock, as_optimizers
+from keelscope.store.reader import Run
+from keelscope.store.schema import CoverageEntry, RunLayout
+
+__all__ = ["Watch", "watch"]
+
+_open_watches: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Watch]] = weakref.WeakKeyDictionary()
+
+
+def watch(
+    model: nn.Module,
+    path: str | Path | None = None,
+    *,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    probes: str | Probe | Iterable[str | Probe] = "default",
+    sites: Selector | Iterable[Selector] = "auto",
+    every: int | Schedule = 1,
+    config: Mapping[str, object] | None = None,
+    exists: str = "new",
+    calls: bool = False,
+) -> Watch:
+    """Record gradient-flow statistics of a model while it trains.
+
+    Args:
+        model: any module, on any device, wrapped or not.
+        path: the HDF5 run file to write; None keeps the run in memory.
+        optimizer: the optimizer, or all of them: steps are then seen by themselves. Without it call ``watch.step()``.
+        probes: names and probe objects, see ``keelscope list probes``.
+        sites: which modules, see `keelscope.sites.plan_sites`.
+        every: record every n-th step, or a `Schedule`.
+        config: JSON values to store with the run, for example hyperparameters.
+        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses.
+        calls: keep every call and backward pass of the last recorded step in ``watch.calls`` and ``watch.gradients``.
+
+    Returns:
+        The session; use it as a context manager or call ``close()``.
+
+    Raises:
+        UsageError: if an argument cannot be used; unknown names list near matches.
+        NothingToObserveError: if `model` has neither modules nor parameters to observe.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> with watch(net, optimizer=optimizer) as session:
+        ...     loss = net(torch.ones(4, 2)).mean()
+        ...     loss.backward()
+        ...     optimizer.step()
+        ...     session.log(loss=loss)
+        >>> round(float(session.run["parameter_gradients/norm"].of("weight").values[0, 0]), 3)
+        1.414
+    """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
+    if exists not in {"new", "error"}:
+        raise UsageError(f"exists= takes 'new' or 'error'; got {exists!r}.")
+    optimizers = as_optimizers(optimizer)
+    recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)
+    if not recorder.plan.modules and not recorder.plan.parameters:
+        raise NothingToObserveError(f"{type(model).__name__} has no module and no parameter to observe.")
+    return Watch(model, recorder, optimizers, as_schedule(every), path=path, exists=exists, config=config or {})
+
+
+class Watch:
+    """An open recording session, made by `watch`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        recorder: Recorder,
+        optimizers: tuple[Optimizer, ...],
+        schedule: Schedule,
+        *,
+        path: str | Path | None,
+        exists: str,
+        config: Mapping[str, object],
+    ) -> None:
+        _replace_open_watch(model, self)
+        self._model: nn.Module | None = model
+        self._recorder = recorder
+        self._schedule = schedule
+        self._title, self._config = path, config
+        self._journal = Journal(path, exists, self._layout)
+        self._clock = StepClock(optimizers, self._before_step, self._after_step)
+        self._explicit = bool(optimizers)
+        self._optimizers = optimizers
+        self._step = 0
+        self._recording = False
+        self._complete = False
+        self._closed = False
+        self._coverage: tuple[CoverageEntry, ...] = ()
+        recorder.admits = self._admits
+        self._at_exit = weakref.WeakMethod(self.close)
+        atexit.register(_close_at_exit, self._at_exit)
+        self._begin_row()
+
+    @property
+    def coverage(self) -> tuple[CoverageEntry, ...]:
+        """What was observed on the recorded steps and what was not, with the reason."""
+        return self._coverage if self._closed else self._recorder.coverage()
+
+    @property
+    def path(self) -> Path | None:
+        """The file being written, known from the first complete row on; None for a run in memory."""
+        return self._journal.path
+
+    @property
+    def run(self) -> Run:
+        """The run as recorded so far, with the interface of `keelscope.open_run`."""
+        return self._journal.run()
+
+    @property
+    def calls(self) -> Mapping[str, list[Call]]:
+        """Module path -> its calls on the last recorded step, in order (needs ``calls=True``)."""
+        modules = self._recorder.plan.modules
+        return {modules[i].site.path: calls for i, calls in self._recorder.last_calls.items()}
+
+    @property
+    def gradients(self) -> Mapping[str, ParameterCalls]:
+        """Parameter path -> its gradient per backward pass on the last recorded step (needs ``calls=True``)."""
+        parameters = self._recorder.plan.parameters
+        return {parameters[i].site.path: calls for i, calls in self._recorder.last_gradients.items()}
+
+    def step(self) -> None:
+        """Say that an optimizer step is complete. Not needed, and without effect, when ``optimizer=`` was given."""
+        if self._optimizers or self._closed:
+            return
+        self._explicit = True
+        if self._complete:
+            self._close_row()
+        self._clock.tick()
+        self._end_step()
+
+    def log(self, **scalars: object) -> None:
+        """Store numbers beside the step that was last completed, or is running.
+
+        Args:
+            scalars: ``name=number``, for example ``loss=loss``; one-entry tensors are welcome.
+
+        Raises:
+            UsageError: if a value is not one number, or a name is no identifier.
+        """
+        numbers = {name: as_number(name, value) for name, value in scalars.items()}
+        for name, number in numbers.items():
+            last = self._clock.completed - 1
+            running = last < 0 or self._journal.has(last, name) or (self._recording and not self._complete)
+            self._journal.log(self._clock.completed if running else last, {name: number})
+
+    def close(self) -> None:
+        """Write the last row, take every hook off the model and close the file. Safe to call twice."""
+        self._close(keep_open_row=True)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(keep_open_row=kind is None)
+
+    def _close(self, *, keep_open_row: bool) -> None:
+        if self._closed:
+            return
+        try:
+            self._finish(keep_open_row=keep_open_row)
+        finally:
+            self._closed = True
+            atexit.unregister(self._at_exit)
+            self._coverage = self._recorder.coverage()
+            self._clock.close()
+            self._recorder.pause()
+            self._recorder.admits = _admits_nothing
+            self._journal.close()
+            self._recorder.release()
+            self._model = None
+
+    def _finish(self, *, keep_open_row: bool) -> None:
+        worth = self._complete or (keep_open_row and (self._recorder.saw_backward or bool(self._recorder.calls)))
+        if self._recording and worth:
+            self._close_row()
+
+    def _begin_row(self) -> None:
+        self._step = self._clock.completed
+        self._complete = False
+        self._recording = self._schedule.records(self._step) or not self._explicit
+        if self._recording:
+            self._recorder.open()
+
+    def _close_row(self) -> None:
+        """Hand the open row to the journal."""
+        start = time.perf_counter()
+        values = self._recorder.take()
+        self._complete = False
+        self._recording = False
+        self._journal.log(self._step, self._own_scalars(values))
+        if self._schedule.records(self._step):
+            order = self._recorder.order
+            assert order is not None
+            groups = {probe.name: order.of(probe) for probe in self._recorder.probes}
+            self._journal.add(
+                self._step,
+                {name: {key: v[groups[name]] for key, v in found.items()} for name, found in values.items()},
+            )
+        spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
+        self._journal.log(self._step, {"watch_ms": spent})
+        self._journal.flush(self._step + 1)
+
+    def _own_scalars(self, values: Values) -> dict[str, float]:
+        scalars: dict[str, float] = {}
+        if self._optimizers and not self._journal.has(self._step, "lr"):
+            scalars["lr"] = float(self._optimizers[0].param_groups[0].get("lr", float("nan")))
+        gradients = [p.name for p in self._recorder.probes if p.tap is Tap.PARAMETER_GRADIENT and p.name in values]
+        if gradients and not self._journal.has(self._step, "grad_norm_total"):
+            scalars["grad_norm_total"] = total_norm(values[gradients[0]]["norm"])
+        return scalars
+
+    def _admits(self, grad_enabled: bool) -> bool:  # noqa: FBT001 - what a forward hook knows
+        """Whether a forward belongs to the open row; closes that row if the forward starts the next."""
+        if not grad_enabled:
+            return not self._complete
+        if self._complete:
+            self._close_row()
+            self._begin_row()
+        elif not self._explicit and self._recorder.saw_backward and not self._recorder.parameters.still_accumulating():
+            self._close_unseen_step()
+        return True
+
+    def _close_unseen_step(self) -> None:
+        """Without optimizer and `step()`, a forward after a finished backward pass is the next step."""
+        if self._clock.completed == 0:
+            warnings.warn(
+                "watch() was given no optimizer= and step() was not called: one row is recorded per backward pass.",
+                CoverageWarning,
+                stacklevel=8,
+            )
+        self._close_row()
+        self._clock.tick()
+        self._begin_row()
+
+    def _before_step(self, optimizer: Optimizer) -> None:
+        if self._complete and not self._clock.partial:
+            self._close_row()
+        elif self._recording:
+            self._recorder.before_step(optimizer)
+
+    def _after_step(self, optimizer: Optimizer, done: bool) -> None:  # noqa: FBT001 - given by the clock
+        if self._recording and not self._complete:
+            self._recorder.parameters.after_step(optimizer)
+        if done:
+            self._end_step()
+
+    def _end_step(self) -> None:
+        """A step is complete: keep its row for `log`, and take the hooks off unless the next step is recorded."""
+        following = self._schedule.records(self._clock.completed)
+        if self._recording and not self._complete:
+            self._complete = True
+            if not following:
+                self._recorder.pause()
+        else:
+            self._journal.flush(self._clock.completed - 1)
+            if following:
+                self._begin_row()
+
+    def _layout(self, scalars: tuple[str, ...]) -> RunLayout:
+        model, order = self._model, self._recorder.order
+        assert model is not None
+        assert order is not None
+        self._recorder.refresh_labels(model)
+        layout = draw_layout(
+            model, self._recorder.plan, self._recorder.probes, order, title=self._title, config=self._config
+        )
+        return with_coverage(layout, scalars, self._recorder.coverage())
+
+
+def _close_at_exit(close: weakref.WeakMethod[Callable[[], None]]) -> None:
+    method = close()
+    if method is not None:
+        method()
+
+
+def _admits_nothing(_: bool) -> bool:  # noqa: FBT001 - same signature as `_admits`
+    return False
+
+
+def _replace_open_watch(model: nn.Module, new: Watch) -> None:
+    """One watch per model: a notebook cell that runs twice must not count twice."""
+    previous = _open_watches.get(model)
+    old = previous() if previous else None
+    if old is not None and not old._closed:
+        warnings.warn(
+            "This model was already watched; the earlier watch is closed and its rows are kept. Call close() on it, or use "
+            "`with watch(...)`, to end a watch yourself.",
+            RecordingWarning,
+            stacklevel=5,
+        )
+        old.close()
+    _open_watches[model] = weakref.ref(new)

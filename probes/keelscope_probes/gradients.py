@@ -1,0 +1,63 @@
+"""Gradients with respect to module outputs, of all entries and per token over the later half of positions.
+
+In a causal model the gradient piles up on the first tokens, so the norm of the whole tensor can look healthy while
+later tokens receive nothing; their own level is recorded beside it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from keelscope.probe import Tap, TensorProbe
+from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, additive
+
+__all__ = ["GRADIENTS"]
+
+
+def _late_tokens_of(gradient: Tensor) -> Tensor:
+    """``[sum of log10 norms, tokens above 0, tokens at 0]`` over the later half of ``[batch, position, feature]``."""
+    nothing = torch.zeros(3, dtype=torch.float64, device=gradient.device)
+    if gradient.dim() != 3 or gradient.layout != torch.strided or gradient.is_complex() or gradient.numel() == 0:
+        return nothing
+    late = gradient[:, gradient.shape[1] // 2 :].double()  # [batch, late position, feature]
+    norms = late.square().sum(-1).sqrt()  # [batch, late position]
+    positive = norms > 0
+    logs = torch.where(positive, norms, 1.0).log10()
+    zeros = (norms == 0).sum()
+    return torch.stack([logs.sum(), positive.sum().double(), zeros.double()])
+
+
+_LATE_TOKENS = additive("late_tokens", ("logs", "positive", "zeros"), _late_tokens_of)
+
+
+def _level(t: Columns) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return np.where(t["positive"] > 0, t["logs"] / t["positive"], np.nan)
+
+
+def _zero_share(t: Columns) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    tokens = t["positive"] + t["zeros"]
+    return np.where(tokens > 0, t["zeros"] / tokens, np.nan)
+
+
+LATE_TOKEN_LEVEL = Statistic(
+    "late_token_level",
+    _LATE_TOKENS,
+    _level,
+    "decades",
+    "Mean log10 of per-token gradient norms over the later half of positions, tokens with norm > 0 only.",
+)
+LATE_TOKEN_ZERO_FRACTION = Statistic(
+    "late_token_zero_fraction",
+    _LATE_TOKENS,
+    _zero_share,
+    "1",
+    "Share of tokens in the later half of positions whose gradient is exactly 0.",
+)
+
+GRADIENTS = TensorProbe(
+    "gradients",
+    Tap.OUTPUT_GRADIENT,
+    (NORM, RMS, MAX_ABS, ZERO_FRACTION, NONFINITE_COUNT, LATE_TOKEN_LEVEL, LATE_TOKEN_ZERO_FRACTION),
+)

@@ -1,0 +1,28 @@
+"""Sizes of parameters, and of their gradients over a whole optimizer step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from keelscope.probe import Tap, TensorProbe
+from keelscope.statistics import SQUARES, Statistic
+
+__all__ = ["PARAMETERS", "PARAMETER_GRADIENTS"]
+
+NORM = Statistic(
+    "norm",
+    SQUARES,
+    lambda t: np.where(t["count"] > 0, np.sqrt(t["squares"]), np.nan),
+    "1",
+    "Euclidean norm of all entries, sqrt(sum(x^2)).",
+)
+RMS = Statistic(
+    "rms",
+    SQUARES,
+    lambda t: np.sqrt(np.where(t["count"] > 0, t["squares"] / t["count"], np.nan)),
+    "1",
+    "Root mean square of the entries, sqrt(mean(x^2)).",
+)
+
+PARAMETERS = TensorProbe("parameters", Tap.PARAMETER, (NORM, RMS), every=10)
+PARAMETER_GRADIENTS = TensorProbe("parameter_gradients", Tap.PARAMETER_GRADIENT, (NORM, RMS))
