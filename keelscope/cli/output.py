@@ -1,0 +1,135 @@
+"""How commands write: results to stdout or a file, progress and notes to stderr, JSON without NaN."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from keelscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Row", "note", "print_json", "print_table", "stderr_console", "stdout_console", "to_json", "write"]
+
+Row = Mapping[str, str]
+
+
+def stdout_console() -> Console:
+    """A console on stdout: coloured on a terminal, plain and unwrapped in a pipe.
+
+    Returns:
+        A new console on the present ``sys.stdout``.
+    """
+    return _console(stderr=False)
+
+
+def stderr_console() -> Console:
+    """A console on stderr, for progress.
+
+    Returns:
+        A new console on the present ``sys.stderr``.
+    """
+    return _console(stderr=True)
+
+
+def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160)
+
+
+def note(sentence: str) -> None:
+    """Say something beside the result, on stderr.
+
+    Args:
+        sentence: the text.
+    """
+    print(f"keelscope: {sentence}", file=sys.stderr)
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print rows as a table with their keys as header.
+
+    Args:
+        rows: mappings with the same keys.
+    """
+    from rich import box
+    from rich.table import Table
+
+    if not rows:
+        note("nothing is installed.")
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
+    for key in rows[0]:
+        table.add_column(key, no_wrap=key == "name", overflow="fold")
+    for row in rows:
+        table.add_row(*(value.replace("[", r"\[") for value in row.values()))
+    stdout_console().print(table)
+
+
+def to_json(value: object) -> str:
+    """Standard JSON: NaN and infinities, which JSON cannot hold, become null and strings.
+
+    Args:
+        value: mappings, sequences, numbers and texts.
+
+    Returns:
+        The document, indented.
+
+    Example:
+        >>> print(to_json({"a": [1.0, float("nan"), float("-inf")]}))
+        {
+          "a": [
+            1.0,
+            null,
+            "-inf"
+          ]
+        }
+    """
+    return json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON on stdout.
+
+    Args:
+        value: see `to_json`.
+    """
+    print(to_json(value))
+
+
+def write(text: str, path: Path | None) -> None:
+    """Write a result to a file, or to stdout.
+
+    Args:
+        text: the result.
+        path: the file; None is stdout.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    if path is None:
+        print(text.rstrip("\n"))
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--output {path} cannot be written: {error.strerror}.") from error
+    note(f"wrote {path}.")
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value

@@ -1,0 +1,69 @@
+"""``keelscope train``: train reference models on real text, record each, and compare them layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from keelscope.cli.compare_command import show_comparison
+from keelscope.cli.output import note
+from keelscope.cli.recording import Plan, Recorded, record_all
+from keelscope.errors import UsageError
+
+__all__ = ["add_command", "say_results"]
+
+Positive = typer.Option(min=1)
+
+
+def add_command(app: typer.Typer) -> None:
+    """Add ``train`` to the application.
+
+    Args:
+        app: the application.
+    """
+    app.command("train", epilog="Example: keelscope train keel post_ln pre_ln --depth 64 --steps 200")(train_schemes)
+
+
+def train_schemes(
+    schemes: Annotated[list[str], typer.Argument(metavar="SCHEME...", help="Residual schemes; keel?alpha=2 sets an option.")],
+    depth: Annotated[int, typer.Option(help="Residual sub-layers; a block is two.")] = 64,
+    width: Annotated[int, typer.Option(help="Features of the stream.")] = 64,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 100,
+    every: Annotated[int, typer.Option(min=1, help="Record every n-th step.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Windows of text per step.")] = 8,
+    length: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
+    text: Annotated[Optional[Path], typer.Option(help="File or folder of text; default: Python's own source.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run files.")] = Path("runs"),
+    json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Train reference models on text, record each to OUT/SCHEME.h5, and compare them."""
+    from keelscope.text import Text
+    from keelscope.training import TrainingConfig
+
+    doubled = sorted({scheme for scheme in schemes if schemes.count(scheme) > 1})
+    if doubled:
+        raise UsageError(f"scheme {doubled[0]} is named twice; name each once.")
+    training = TrainingConfig(steps=steps, batch_size=batch_size, length=length, learning_rate=lr, seed=seed)
+    sizes = {"depth": depth, "width": width, "heads": heads, "seed": seed}
+    plan = Plan(schemes, sizes, Text.read(text), training, out, every)
+    recorded = record_all(plan)
+    say_results(recorded)
+    show_comparison([run.path for run in recorded], json=json)
+    if recorded[-1].result is None:
+        raise KeyboardInterrupt
+
+
+def say_results(recorded: list[Recorded]) -> None:
+    """Say on stderr what became of each training and where it is.
+
+    Args:
+        recorded: what `record_all` returned.
+    """
+    for run in recorded:
+        outcome = "interrupted" if run.result is None else run.result.message
+        note(f"{run.scheme}: {outcome}; {run.path}")

@@ -1,0 +1,61 @@
+"""The door for plugin packages: probes, rules, commands and renderers found by entry point.
+
+Built-in and third-party packages enter alike: one entry point per package, naming one object or a tuple of them.
+The session asks for probes, the diagnosis for rules, the command line for commands, `Report.to_html` for renderers.
+Nothing is looked up at import: a look-up reads the metadata of every installed package (about 50 ms).
+"""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import EntryPoint, entry_points
+
+from keelscope.errors import PluginWarning, UnknownNameError
+
+__all__ = ["GROUPS", "load"]
+
+GROUPS = ("keelscope.commands", "keelscope.probes", "keelscope.renderers", "keelscope.rules")
+
+
+def load(group: str) -> list[tuple[str, object]]:
+    """Everything that installed packages offer in one group, as ``(package name, object)``.
+
+    An entry point that names a tuple or a list offers each of its entries. A package whose entry point does not load
+    warns with `PluginWarning` and is left out; the others are not affected.
+
+    Args:
+        group: one of `GROUPS`, e.g. ``"keelscope.probes"``.
+
+    Returns:
+        Pairs sorted by package name; the order inside one package is its own.
+
+    Raises:
+        UnknownNameError: if there is no such group.
+
+    Example:
+        >>> sorted({package for package, _ in load("keelscope.probes")})[:1]
+        ['keelscope']
+    """
+    if group not in GROUPS:
+        raise UnknownNameError(f"there is no plugin group {group!r}; groups are {', '.join(GROUPS)}.")
+    found = sorted(entry_points(group=group), key=lambda point: (_package(point), point.name))
+    return [(_package(point), item) for point in found for item in _items(point)]
+
+
+def _items(point: EntryPoint) -> tuple[object, ...]:
+    try:
+        loaded = point.load()
+    except Exception as error:  # whatever a foreign package raises while it is imported, keelscope must go on
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(
+            f"plugin {_package(point)} is left out: its entry point {point.name} = {point.value} ({point.group}) "
+            f"does not load ({reason}); update or uninstall the package.",
+            PluginWarning,
+            stacklevel=3,
+        )
+        return ()
+    return tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value.partition(":")[0]

@@ -1,0 +1,36 @@
+"""What every test may need: operators that torchvision and timm look for when they are imported."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def operators() -> None:
+    """Make torchvision importable on a torch that it was not built for, by declaring the operators it looks up."""
+    if find_spec("torchvision") is None:
+        return
+    import torch
+
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.startswith("torchvision")]:
+            del sys.modules[name]
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor a) -> Tensor")
+
+
+@pytest.fixture
+def vision(operators: None) -> None:
+    """Skip where torchvision or timm is missing."""
+    for package in ("torchvision", "timm"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed (make test installs it)")
