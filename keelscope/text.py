@@ -11,6 +11,7 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+import numpy as np
 import torch
 
 from keelscope.errors import UsageError
@@ -133,8 +134,7 @@ class Text:
                 f"the {split} part of {self.title} has {len(part)} bytes, too few for windows of {length} + 1: "
                 "give more text or a smaller length"
             )
-        generator = torch.Generator().manual_seed((seed << 32) + index)
-        starts = torch.randint(room, (batch_size, 1), generator=generator)
+        starts = torch.from_numpy(np.random.default_rng((seed, index)).integers(room, size=(batch_size, 1)))
         windows = part[starts + torch.arange(length + 1)].long()  # [batch, position + 1]
         return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
