@@ -1,0 +1,89 @@
+"""`Transformer`: a decoder-only language model around a flat stack of residual sub-layers of one scheme.
+
+It joins the parts of its neighbours: sizes from `config`, the stack's entries from a `residual.SubLayer` subclass,
+weights from `init`. `keelscope.models.build` is its front door.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Generator, Tensor, nn
+
+from keelscope.models.init import draw_branch, draw_ends
+from keelscope.models.residual import Place, SubLayer
+from keelscope.models.sublayers import Rotary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from keelscope.models.config import ModelConfig
+
+__all__ = ["Transformer"]
+
+
+class Transformer(nn.Module):
+    """Token embedding, L residual sub-layers, head.
+
+    Args:
+        scheme: Class of the stack's entries.
+        config: Sizes, ingredients and seed. Equal arguments give equal weights; the global random state is left as
+            it was.
+        options: Options of the scheme.
+    """
+
+    def __init__(self, scheme: type[SubLayer], config: ModelConfig, options: Mapping[str, object]) -> None:
+        super().__init__()
+        self.scheme = scheme.name
+        self.config = config
+        self.options = dict(options)
+        with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            self._make_parts(scheme)
+            self._draw_weights()
+
+    def _make_parts(self, scheme: type[SubLayer]) -> None:
+        config = self.config
+        rotary = Rotary(config.width // config.heads, config.rope_base)
+        self.embedding = nn.Embedding(config.vocabulary, config.width)
+        sublayers = [scheme(Place(index, config, rotary), **self.options) for index in range(config.depth)]
+        self.opening = sublayers[0].opening(config)
+        self.sublayers = nn.ModuleList(sublayers)
+        self.closing = sublayers[-1].closing(config)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        generator = Generator().manual_seed(self.config.seed)
+        draw_ends(self.embedding, self.head, self.config, generator)
+        for sublayer in self._entries():
+            draw_branch(sublayer.branch, self.config, generator)
+        for sublayer in self._entries():
+            sublayer.adjust_init()
+
+    def _entries(self) -> Iterable[SubLayer]:
+        return cast("Iterable[SubLayer]", self.sublayers)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token at every position.
+
+        Args:
+            tokens: int64 ``[batch, position]``.
+
+        Returns:
+            ``[batch, position, vocabulary]``.
+        """
+        state = self.embedding(tokens)  # [batch, position, width]
+        if self.opening is not None:
+            state = self.opening(state)
+        for sublayer in self._entries():
+            state = sublayer.carry(state, sublayer(state))
+        if self.closing is not None:
+            state = self.closing(state)
+        return cast("Tensor", self.head(state))
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Restore what the scheme asks of its weights; call it after each optimizer step (most schemes do nothing)."""
+        for sublayer in self._entries():
+            sublayer.after_step()
