@@ -150,3 +150,6 @@ class Row:
     """``values[group][statistic]`` is ``[site, ...]``; NaN where a site was not observed on this step.
     A group that was not recorded on this step is absent."""
     scalars: Mapping[str, float] = field(default_factory=dict)
+    observed: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """``observed[group]`` is ``[site]``: whether the site was seen on this step, so that a NaN there is a computed one.
+    For a group left out here, a site counts as observed when any of its statistics is not NaN."""

@@ -1,0 +1,129 @@
+"""Writes batches of rows into an open run file so that a reader, or a killed process, sees whole rows or none.
+
+Order is the protocol: every data dataset is extended, written and flushed first, then each group's ``step``, which is the
+commit marker, then ``status``. A batch that failed half way is written again at the same place. Called by `worker` only.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.store.names import OBSERVED, STATUS, STEP, WALL_TIME, dataset_names
+from keelscope.store.rows import PackedRow
+from keelscope.store.schema import SCALARS, RunLayout
+
+__all__ = ["Committer", "State"]
+
+
+class State(IntEnum):
+    """First entry of ``status``."""
+
+    LIVE = 0
+    CLOSING = 1
+    DONE = 2
+    STOPPED = 3
+
+
+class Committer:
+    """The only object that writes to the file once SWMR has started.
+
+    Args:
+        file: the run file, in SWMR mode.
+        layout: the layout it was created with.
+    """
+
+    def __init__(self, file: h5py.File, layout: RunLayout) -> None:
+        self._status = file[STATUS]
+        self._columns: dict[str, dict[str, h5py.Dataset]] = {
+            group.name: {name: file[group.name][name] for name in (*(s.name for s in group.statistics), OBSERVED)}
+            for group in layout.groups
+        }
+        self._scalars = [file[SCALARS][name] for name in dataset_names(layout.scalars).values()]
+        self._wall_time = file[SCALARS][WALL_TIME]
+        self._steps = {name: file[name][STEP] for name in (SCALARS, *self._columns)}
+        self._rows = dict.fromkeys(self._steps, 0)
+
+    @property
+    def rows(self) -> int:
+        """Committed rows."""
+        return self._rows[SCALARS]
+
+    def growth(self, n_rows: int) -> int:
+        """Bytes that the next batch may allocate at most.
+
+        Args:
+            n_rows: size of the batch.
+
+        Returns:
+            Bytes of the chunks it may open.
+        """
+        datasets = [*self._scalars, self._wall_time, *self._steps.values()]
+        datasets += [dataset for columns in self._columns.values() for dataset in columns.values()]
+        return sum(_allocation(dataset, n_rows) for dataset in datasets)
+
+    def commit(self, batch: Sequence[PackedRow]) -> None:
+        """Write rows and mark them as committed.
+
+        Args:
+            batch: rows in step order. After a failure, the next call must begin with the same rows.
+
+        Raises:
+            OSError: if the disk is full or gone; nothing is marked as committed beyond what was.
+        """
+        steps = {name: [row.step for row in batch if name in row.groups] for name in self._columns}
+        steps[SCALARS] = [row.step for row in batch]
+        for name, columns in self._columns.items():
+            rows = [row.groups[name] for row in batch if name in row.groups]
+            self._append_columns(name, columns, rows)
+        self._append_scalars(batch)
+        for name, numbers in steps.items():
+            if numbers:
+                _append(self._steps[name], self._rows[name], np.array(numbers, dtype=np.int64))
+        for name, numbers in steps.items():
+            self._rows[name] += len(numbers)
+
+    def report(self, state: State, dropped: int) -> None:
+        """Rewrite ``status`` in place.
+
+        Args:
+            state: what the writer is doing.
+            dropped: rows that were lost so far.
+        """
+        self._status[...] = [state, time.time(), self.rows, dropped]
+        self._status.flush()
+
+    def _append_columns(
+        self, name: str, columns: Mapping[str, h5py.Dataset], rows: Sequence[Mapping[str, NDArray[np.generic]]]
+    ) -> None:
+        if not rows:
+            return
+        for column, dataset in columns.items():
+            _append(dataset, self._rows[name], np.stack([row[column] for row in rows]))
+
+    def _append_scalars(self, batch: Sequence[PackedRow]) -> None:
+        start = self._rows[SCALARS]
+        _append(self._wall_time, start, np.array([row.wall_time for row in batch]))
+        block = np.stack([row.scalars for row in batch])
+        for index, dataset in enumerate(self._scalars):
+            _append(dataset, start, np.ascontiguousarray(block[:, index]))
+
+
+def _append(dataset: h5py.Dataset, start: int, block: NDArray[np.generic]) -> None:
+    stop = start + len(block)
+    if dataset.shape[0] < stop:
+        dataset.resize(stop, axis=0)
+    dataset[start:stop] = block
+    dataset.flush()
+
+
+def _allocation(dataset: h5py.Dataset, n_rows: int) -> int:
+    chunk = dataset.chunks
+    tiles = math.prod(math.ceil(size / width) for size, width in zip(dataset.shape[1:], chunk[1:], strict=True))
+    return math.ceil(n_rows / chunk[0] + 1) * tiles * math.prod(chunk) * int(dataset.dtype.itemsize)

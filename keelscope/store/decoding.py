@@ -1,0 +1,200 @@
+"""Reads the layout of a run back from the objects that `encoding` made, through the allow-list.
+
+Gives the same `RunLayout` that the writer was given, except that control characters in labels are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import h5py
+
+from keelscope.errors import UnsupportedSchemaError
+from keelscope.store.allowlist import Refused, child_dataset, child_group, int_attribute, read_labels, text_attribute
+from keelscope.store.names import COVERAGE, SITE, clean, clean_text
+from keelscope.store.schema import (
+    SCALARS,
+    SCHEMA_VERSION,
+    CoverageEntry,
+    GroupSpec,
+    RunInfo,
+    RunLayout,
+    Site,
+    Stack,
+    StatisticSpec,
+)
+
+__all__ = ["check_schema", "read_layout", "scalar_names"]
+
+_MAX_NAMES = 10_000
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+
+
+def check_schema(file: h5py.File) -> None:
+    """Refuse files that are not run files or that this version cannot read.
+
+    Args:
+        file: an open HDF5 file.
+
+    Raises:
+        Refused: if it is not a run file.
+        UnsupportedSchemaError: if its format has a newer major version.
+    """
+    found = text_attribute(file, "keelscope_schema", "")
+    major, _, _ = found.partition(".")
+    if not major.isdecimal():
+        raise Refused("it is HDF5, but keelscope did not write it")
+    if int(major) > int(SCHEMA_VERSION.partition(".")[0]):
+        writer = clean(text_attribute(file, "creation_library_version", "unknown"))
+        raise UnsupportedSchemaError(
+            f"{file.filename} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
+            f"install keelscope {writer} or newer (pip install 'keelscope>={writer}')."
+        )
+
+
+def read_layout(file: h5py.File) -> RunLayout:
+    """Everything about a run except its numbers.
+
+    Args:
+        file: an open run file.
+
+    Returns:
+        The layout.
+
+    Raises:
+        Refused: if an object is missing or not what a run file holds there.
+    """
+    names = _names(text_attribute(file, "groups"))
+    return RunLayout(
+        info=_read_info(file),
+        groups=tuple(_read_group(child_group(file, name), name) for name in names),
+        scalars=tuple(scalar_names(child_group(file, SCALARS))),
+        coverage=_read_coverage(child_group(file, COVERAGE)) if COVERAGE in file else (),
+    )
+
+
+def scalar_names(group: h5py.Group) -> dict[str, str]:
+    """Which dataset holds which scalar.
+
+    Args:
+        group: the group of scalars.
+
+    Returns:
+        Label to name of the dataset.
+    """
+    names = _names(text_attribute(group, "statistics"))
+    return {clean(text_attribute(child_dataset(group, name, "f", 1), "label")): name for name in names}
+
+
+def _read_info(file: h5py.File) -> RunInfo:
+    library = f"{text_attribute(file, 'training_library', '')} {text_attribute(file, 'training_library_version', '')}"
+    config = _json(file, "run_config", "{}")
+    return RunInfo(
+        title=clean_text(text_attribute(file, "title", "")),
+        run_id=clean(text_attribute(file, "run_id", "")),
+        created_at=clean(text_attribute(file, "created_at", "")),
+        model_class=clean(text_attribute(file, "model_class", "")),
+        n_parameters=int_attribute(file, "n_parameters", 0),
+        device=clean(text_attribute(file, "device", "")),
+        training_library=clean(library.strip()),
+        seed=int_attribute(file, "seed", -1),
+        stacks=_read_stacks(file),
+        config=config if isinstance(config, dict) else {},
+    )
+
+
+def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
+    stacks = _json(file, "stacks", "[]")
+    if not isinstance(stacks, list):
+        raise Refused("attribute stacks of / is not a list")
+    try:
+        return tuple(
+            Stack(clean(s["path"]), clean(s["kind"]), int(s["length"]), int(s["sublayers"]), bool(s["main"]))
+            for s in stacks
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refused("attribute stacks of / does not describe stacks") from error
+
+
+def _read_group(group: h5py.Group, name: str) -> GroupSpec:
+    sites = _read_sites(group)
+    provenance = _json(group, "provenance", "{}")
+    if not isinstance(provenance, dict):
+        raise Refused(f"attribute provenance of /{name} is not a mapping")
+    return GroupSpec(
+        name=name,
+        statistics=tuple(
+            _read_statistic(group, key, len(sites)) for key in _names(text_attribute(group, "statistics"))
+        ),
+        sites=sites,
+        probe=clean(text_attribute(group, "keelscope_probe", "")),
+        probe_version=int_attribute(group, "probe_version", 1),
+        provenance={clean(str(key)): clean_text(str(value)) for key, value in provenance.items()},
+    )
+
+
+def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec:
+    if (
+        not isinstance(group.get(name, getlink=True), h5py.HardLink)
+        or group.get(name, getclass=True) is not h5py.Dataset
+    ):
+        raise Refused(f"{group.name}/{name} is missing or not a dataset of this file")
+    dims = tuple(_names(text_attribute(group[name], "extra_axes", "")))
+    dataset = child_dataset(group, name, "f", 2 + len(dims))
+    coords = {dim: tuple(map(float, child_dataset(group, dim, "f", 1)[()])) for dim in dims}
+    if dataset.shape[1:] != (n_sites, *map(len, coords.values())):
+        raise Refused(f"{dataset.name} has shape {dataset.shape}, which does not fit its {n_sites} sites")
+    return StatisticSpec(
+        name=name,
+        unit=clean_text(text_attribute(dataset, "units", "")),
+        doc=clean_text(text_attribute(dataset, "long_name", "")),
+        dims=dims,
+        coords=coords,
+    )
+
+
+def _read_sites(group: h5py.Group) -> tuple[Site, ...]:
+    paths = read_labels(group, SITE)
+    kinds, roles, stacks, aliases = (read_labels(group, name) for name in ("kind", "role", "stack", "aliases"))
+    positions, sizes = (child_dataset(group, name, "iu", 1)[()].tolist() for name in ("position", "numel"))
+    columns = zip(paths, kinds, roles, stacks, positions, sizes, aliases, strict=True)
+    try:
+        return tuple(
+            Site(clean(path), clean(kind), clean(role), clean(stack), position, size, _aliases(others))
+            for path, kind, role, stack, position, size, others in columns
+        )
+    except ValueError as error:
+        raise Refused(f"the site coordinates of {group.name} do not fit each other") from error
+
+
+def _read_coverage(group: h5py.Group) -> tuple[CoverageEntry, ...]:
+    columns = [read_labels(group, name) for name in ("path", "what", "status", "reason")]
+    if len(set(map(len, columns))) > 1:
+        raise Refused(f"the columns of {group.name} do not fit each other")
+    return tuple(
+        CoverageEntry(clean(path), clean(what), clean(status), clean_text(reason))
+        for path, what, status, reason in zip(*columns, strict=True)
+    )
+
+
+def _aliases(text: str) -> tuple[str, ...]:
+    names = json.loads(text) if text else []
+    if not isinstance(names, list):
+        raise ValueError("aliases are not a list")
+    return tuple(clean(str(name)) for name in names)
+
+
+def _json(owner: h5py.Group, name: str, default: str) -> object:
+    try:
+        value: object = json.loads(text_attribute(owner, name, default))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"attribute {name} of {owner.name} is not JSON") from error
+    return value
+
+
+def _names(text: str) -> list[str]:
+    names = text.split()
+    if len(names) > _MAX_NAMES or not all(map(_NAME.fullmatch, names)):
+        raise Refused("a list of names holds something that is not a name")
+    return names

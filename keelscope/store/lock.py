@@ -1,0 +1,136 @@
+"""Says whether the writer of a run file is alive: a locked file in ``NAME.h5.parts/`` for as long as it is.
+
+POSIX record locks (`fcntl.lockf`), because the kernel drops them when the process dies, also by kill -9, and a forked child
+does not inherit them. They have one trap: closing any descriptor of the lock file drops the lock of the whole process, so
+the process that writes must never open the lock file a second time. It recognises itself by the note beside the lock.
+`destination` takes the lock; `opening` asks `find_writer`.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from enum import Enum
+from pathlib import Path
+
+__all__ = ["Writer", "WriterLock", "find_writer", "parts_folder"]
+
+_LOCK = "r00000.lock"
+_NOTE = "r00000.json"
+_HEARTBEAT = 30.0
+_NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+
+
+def parts_folder(path: Path) -> Path:
+    """The folder beside a run file that holds its lock (and, in later versions, further parts).
+
+    Args:
+        path: the run file.
+
+    Returns:
+        ``NAME.h5.parts`` beside it.
+    """
+    return path.with_name(path.name + ".parts")
+
+
+class WriterLock:
+    """Held by the process that writes a run file, until `release` or its death.
+
+    Args:
+        path: the run file.
+
+    Raises:
+        BlockingIOError: if another process holds it.
+        OSError: if the folder cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._folder = parts_folder(path)
+        self._folder.mkdir(exist_ok=True)
+        self._descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _lock(self._descriptor, fcntl.LOCK_EX)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+        (self._folder / _NOTE).write_text(
+            json.dumps(dict(zip(("pid", "started"), _identity(os.getpid()), strict=True)))
+        )
+
+    def release(self) -> None:
+        """Give the lock back and remove its files; the folder too if nothing else is in it."""
+        for name in (_NOTE, _LOCK):
+            (self._folder / name).unlink(missing_ok=True)
+        os.close(self._descriptor)
+        try:
+            self._folder.rmdir()
+        except OSError:
+            return
+
+
+class Writer(Enum):
+    """Where the writer of a run file is."""
+
+    GONE = "gone"
+    HERE = "here"
+    """This process, or the one it was forked from, whose HDF5 handles it has inherited."""
+    ELSEWHERE = "elsewhere"
+
+
+def find_writer(path: Path) -> Writer:
+    """Whether some process still writes a run file, and which.
+
+    Args:
+        path: the run file, as an absolute path.
+
+    Returns:
+        Anything but `Writer.GONE` if its lock is held; where locks do not work, if it changed within the last 30 s.
+    """
+    folder = parts_folder(path)
+    note = _read_note(folder)
+    if note in {_identity(os.getpid()), _identity(os.getppid())}:
+        return Writer.HERE
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return Writer.GONE
+    except OSError:
+        return _by_heartbeat(path)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return _by_heartbeat(path) if error.errno in _NO_LOCKS else Writer.ELSEWHERE
+    finally:
+        os.close(descriptor)
+    return Writer.GONE
+
+
+def _lock(descriptor: int, kind: int) -> None:
+    try:
+        fcntl.lockf(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+
+
+def _by_heartbeat(path: Path) -> Writer:
+    return Writer.ELSEWHERE if time.time() - path.stat().st_mtime < _HEARTBEAT else Writer.GONE
+
+
+def _read_note(folder: Path) -> tuple[int, int]:
+    try:
+        note = json.loads((folder / _NOTE).read_text())
+        return int(note["pid"]), int(note["started"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return (-1, -1)
+
+
+def _identity(pid: int) -> tuple[int, int]:
+    """The process id and the clock ticks from boot to its start, which tells it from an earlier one with the same id."""
+    try:
+        return pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return pid, 0

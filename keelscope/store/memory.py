@@ -1,0 +1,131 @@
+"""`MemoryWriter`: records a run into memory, with the same checks and the same `Run` as a file.
+
+Used where no path is given: `keelscope.report` on a model, tests, short looks in a notebook.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.errors import UsageError
+from keelscope.store.layout import row_shape
+from keelscope.store.names import OBSERVED, STEP, WALL_TIME
+from keelscope.store.reader import Run
+from keelscope.store.rows import PackedRow, RowPacker
+from keelscope.store.schema import SCALARS, Row, RunLayout
+
+__all__ = ["MemoryWriter"]
+
+
+class MemoryWriter:
+    """Keeps rows in memory.
+
+    Args:
+        layout: everything that will be recorded.
+
+    Raises:
+        UsageError: if the layout cannot be stored.
+    """
+
+    def __init__(self, layout: RunLayout) -> None:
+        self._packer = RowPacker(layout)
+        self._table = _Table(self._packer.layout)
+
+    def append(self, row: Row) -> None:
+        """Record a row, which is copied.
+
+        Args:
+            row: one recorded step, after the step of the row before it.
+
+        Raises:
+            UsageError: if it does not fit the layout or the writer is closed.
+        """
+        if not self._table.live:
+            raise UsageError("This recording is closed; no more rows can be added.")
+        self._table.add(self._packer.pack(row))
+
+    def flush(self) -> None:
+        """Nothing to wait for: a row can be read as soon as `append` returns and the run is refreshed."""
+
+    def close(self) -> None:
+        """Accept no more rows. Harmless when repeated."""
+        self._table.live = False
+
+    def run(self) -> Run:
+        """The run recorded so far.
+
+        Returns:
+            A `Run`; its `refresh` shows rows appended later.
+        """
+        return Run(_MemorySource(self._table))
+
+
+class _Table:
+    """All columns of a run, growing together."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = layout
+        self.live = True
+        self.columns = {(group, STEP): _Column(np.int64) for group in (SCALARS, *(spec.name for spec in layout.groups))}
+        self.columns |= {(SCALARS, name): _Column(np.float64) for name in (WALL_TIME, *layout.scalars)}
+        for group in layout.groups:
+            self.columns[group.name, OBSERVED] = _Column(np.uint8, (len(group.sites),))
+            for spec in group.statistics:
+                self.columns[group.name, spec.name] = _Column(np.float64, row_shape(group, spec))
+
+    def add(self, row: PackedRow) -> None:
+        for group, values in row.groups.items():
+            for name, value in values.items():
+                self.columns[group, name].append(value)
+            self.columns[group, STEP].append(row.step)
+        scalars = {WALL_TIME: row.wall_time} | dict(zip(self.layout.scalars, row.scalars, strict=True))
+        for name, scalar in scalars.items():
+            self.columns[SCALARS, name].append(scalar)
+        self.columns[SCALARS, STEP].append(row.step)
+
+
+class _Column:
+    """An array that grows along its first axis by doubling."""
+
+    def __init__(self, dtype: type[np.generic], row: tuple[int, ...] = ()) -> None:
+        self._data: NDArray[np.generic] = np.empty((4, *row), dtype)
+        self.size = 0
+
+    def append(self, value: object) -> None:
+        if self.size == len(self._data):
+            self._data = np.concatenate([self._data, np.empty_like(self._data)])
+        self._data[self.size] = value
+        self.size += 1
+
+    def rows(self, start: int, stop: int) -> NDArray[np.generic]:
+        return self._data[start:stop].copy()
+
+
+class _MemorySource:
+    """A `RunSource` on a table, which shows the rows there were at the last refresh."""
+
+    def __init__(self, table: _Table) -> None:
+        self._table = table
+        self._sizes: dict[str, int] = {}
+        self.live = table.live
+        self.refresh()
+
+    @property
+    def layout(self) -> RunLayout:
+        return self._table.layout
+
+    def steps(self, group: str) -> NDArray[np.int64]:
+        return self._table.columns[group, STEP].rows(0, self._sizes[group]).astype(np.int64)
+
+    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
+        return self._table.columns[group, name].rows(start, stop)
+
+    def refresh(self) -> bool:
+        sizes = {group: column.size for (group, name), column in self._table.columns.items() if name == STEP}
+        grown = sizes != self._sizes
+        self._sizes, self.live = sizes, self._table.live
+        return grown
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,135 @@
+"""Opens a run file in the one way that suits its state, which is read from the superblock before HDF5 sees the file.
+
+A file that another process is writing opens for SWMR reading. Every other file opens behind a read-only view of its bytes: if
+its writer died, the view shows HDF5 the superblock that a close would have left, so the file itself is not touched and a
+SWMR reader, which can wait for ever on a damaged file, is not risked. The view also keeps this process's handles apart:
+HDF5 shares one state among all handles of a file in a process, so a SWMR reader beside the writer would keep the file
+open after the writer closed it, and a second library would be refused over its locking flags. Used by `filesource`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from enum import Enum
+from pathlib import Path
+
+import h5py
+
+from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError
+from keelscope.store import superblock
+from keelscope.store.lock import Writer, find_writer
+from keelscope.store.view import ClosedView
+
+__all__ = ["FileState", "file_state", "open_file"]
+
+
+class FileState(Enum):
+    """What the writer of a file is doing."""
+
+    CLOSED = "closed"
+    LIVE = "live"
+    LIVE_HERE = "live here"
+    """Written by this process, or by the one it was forked from."""
+    DEAD = "dead"
+
+
+def file_state(path: Path) -> FileState:
+    """Whether a run file is closed, being written, or was left by a killed process.
+
+    Args:
+        path: the file.
+
+    Returns:
+        Its state.
+
+    Raises:
+        RunNotFoundError: if there is no such file.
+        NotARunFileError: if it cannot be a run file.
+        RunFileError: if it may not be read.
+    """
+    descriptor = _open(path)
+    try:
+        return _state_of(path, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_file(path: Path, state: FileState) -> h5py.File:
+    """Open a run file for reading.
+
+    Args:
+        path: the file.
+        state: what `file_state` said about it.
+
+    Returns:
+        The open file.
+
+    Raises:
+        NotARunFileError: if HDF5 cannot read it.
+    """
+    try:
+        if state is FileState.LIVE:
+            return h5py.File(path, "r", swmr=True, locking=False)
+        return h5py.File(ClosedView(_open(path)), "r")
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        if isinstance(error, RunFileError):
+            raise
+        raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
+
+
+def _state_of(path: Path, descriptor: int) -> FileState:
+    block = _superblock(path, descriptor)
+    if block.flags == superblock.CLOSED:
+        size = os.fstat(descriptor).st_size
+        if block.end_of_file > size:
+            raise NotARunFileError(
+                f"{path} is cut off: it has {size} bytes of {block.end_of_file}; copy it again from where it came."
+            )
+        return FileState.CLOSED
+    if block.flags != superblock.WRITING_SWMR:
+        raise NotARunFileError(
+            f"{path} was left open by another program; if none is writing it, run: h5clear -s --increment=0 FILE."
+        )
+    writer = find_writer(path.absolute())
+    if writer is not Writer.GONE:
+        return FileState.LIVE_HERE if writer is Writer.HERE else FileState.LIVE
+    # The writer may have closed the file between the two looks.
+    closed = _superblock(path, descriptor).flags == superblock.CLOSED
+    return FileState.CLOSED if closed else FileState.DEAD
+
+
+def _superblock(path: Path, descriptor: int) -> superblock.Superblock:
+    head = os.pread(descriptor, superblock.SIZE, 0)
+    block = superblock.parse(head)
+    if block is not None and block.sound:
+        return block
+    if not head:
+        raise NotARunFileError(f"{path} is empty; a run file is made by keelscope.watch(model, PATH).")
+    if head.startswith(superblock.SIGNATURE):
+        raise NotARunFileError(f"{path} is HDF5, but not a run file of keelscope, or its first bytes are damaged.")
+    raise NotARunFileError(f"{path} is not an HDF5 file; a run file is made by keelscope.watch(model, PATH).")
+
+
+def _open(path: Path) -> int:
+    """Open a regular file, and nothing else, for reading."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise RunNotFoundError(errno.ENOENT, "There is no run file", str(path)) from error
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise NotARunFileError(
+                f"{path} is a symbolic link; open the file it leads to: {path.resolve()}."
+            ) from error
+        raise RunFileError(error.errno, f"The run file cannot be read ({error.strerror})", str(path)) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        kind = "a folder" if path.is_dir() else "not a regular file"
+        raise NotARunFileError(f"{path} is {kind}; give the path of a run file, such as runs/keel.h5.")
+    return descriptor
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip("'\"").partition("\n")[0]

@@ -1,0 +1,232 @@
+"""`Run`: read access to one recorded run, and `open_run`, which opens a run file.
+
+`Run` is the same whether the numbers come from a file (`filesource`) or from memory (`memory`): it sees a `RunSource`.
+Everything that reads runs (analysis, reports, dashboards) goes through it and through the `Series` it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.errors import SeriesNotFoundError
+from keelscope.store.names import OBSERVED, WALL_TIME
+from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
+from keelscope.store.series import Series
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["Run", "RunSource", "open_run"]
+
+
+class RunSource(Protocol):
+    """Where a `Run` gets its numbers from."""
+
+    @property
+    def layout(self) -> RunLayout:
+        """What is recorded."""
+
+    @property
+    def live(self) -> bool:
+        """Whether more rows may come."""
+
+    def steps(self, group: str) -> NDArray[np.int64]:
+        """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
+
+    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
+        """Rows ``start:stop`` of one dataset, ``[step, ...]``; ``name`` is a statistic, a scalar, or ``"observed"``."""
+
+    def refresh(self) -> bool:
+        """Look for new rows; True if there are any."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run file for reading, whether it is finished, being written, or was left by a killed process.
+
+    The file is never changed. A run file is treated as untrusted input: only what the format allows is read.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The run. It holds the file open until `Run.close`.
+
+    Raises:
+        RunNotFoundError: if there is no such file.
+        NotARunFileError: if it is not a run file, is damaged, or holds something a run file must not hold.
+        UnsupportedSchemaError: if a newer major version of keelscope wrote it.
+    """
+    from keelscope.store.filesource import FileSource
+
+    found = Path(path).expanduser()
+    return Run(FileSource(found), found)
+
+
+class Run:
+    """One recorded run: series by name, and what is known about the run as a whole.
+
+    Args:
+        source: where the numbers come from.
+        path: the file, None for a run in memory.
+    """
+
+    def __init__(self, source: RunSource, path: Path | None = None) -> None:
+        self._source = source
+        self.path = path
+        self.groups: Mapping[str, GroupSpec] = {group.name: group for group in source.layout.groups}
+
+    @property
+    def info(self) -> RunInfo:
+        """What is known about the run as a whole."""
+        return self._source.layout.info
+
+    @property
+    def coverage(self) -> tuple[CoverageEntry, ...]:
+        """What was observed, what was not, and why."""
+        return self._source.layout.coverage
+
+    @property
+    def live(self) -> bool:
+        """Whether the run was still being written when it was opened or last refreshed."""
+        return self._source.live
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Every recorded step, ``[step]``, of whatever group."""
+        return reduce(np.union1d, (self._source.steps(name) for name in self.groups), self._source.steps(SCALARS))
+
+    def keys(self) -> list[str]:
+        """Names of all series.
+
+        Returns:
+            ``"group/statistic"`` in recorded order, then ``"scalars/name"``.
+        """
+        statistics = [f"{group.name}/{spec.name}" for group in self.groups.values() for spec in group.statistics]
+        scalars = dict.fromkeys((*self._source.layout.scalars, WALL_TIME))
+        return [*statistics, *(f"{SCALARS}/{name}" for name in scalars)]
+
+    def read(self, key: str, start: int | None = None, stop: int | None = None) -> Series:
+        """Some rows of one series.
+
+        Args:
+            key: ``"group/statistic"`` or ``"scalars/name"``.
+            start: first row, counted from the end if negative.
+            stop: row after the last.
+
+        Returns:
+            The series with those rows only.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold it; the message names the nearest ones.
+        """
+        group, _, name = key.partition("/")
+        steps = self._source.steps(group) if group == SCALARS or group in self.groups else np.empty(0, np.int64)
+        first, last, _ = slice(start, stop).indices(len(steps))
+        if group == SCALARS and (name in self._source.layout.scalars or name == WALL_TIME):
+            values = self._source.read(group, name, first, max(first, last))
+            unit, doc = ("s", "seconds since the run was created") if name == WALL_TIME else ("", "")
+            return Series(key, values, steps[first:last], unit=unit, doc=doc)
+        spec = self._statistic(group, name)
+        if spec is None:
+            raise SeriesNotFoundError(self._not_found(key))
+        values = self._source.read(group, name, first, max(first, last))
+        return Series(key, values, steps[first:last], self.groups[group].sites, spec.unit, spec.doc, spec.dims)
+
+    def get(self, key: str) -> Series | None:
+        """One series, or None.
+
+        Args:
+            key: ``"group/statistic"`` or ``"scalars/name"``.
+
+        Returns:
+            The series, None if the run does not hold it.
+        """
+        return self.read(key) if key in self else None
+
+    def observed(self, group: str, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
+        """Whether each site was seen on each step, so that a NaN there is a computed one.
+
+        Args:
+            group: name of a group of statistics.
+            start: first row, counted from the end if negative.
+            stop: row after the last.
+
+        Returns:
+            ``[step, site]``.
+
+        Raises:
+            SeriesNotFoundError: if the run has no such group.
+        """
+        if group not in self.groups:
+            raise SeriesNotFoundError(self._not_found(group))
+        first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
+        return self._source.read(group, OBSERVED, first, max(first, last)).astype(np.bool_)
+
+    def refresh(self) -> bool:
+        """Look for rows that were committed since the run was opened or last refreshed.
+
+        Returns:
+            True if there are any.
+        """
+        return self._source.refresh()
+
+    def close(self) -> None:
+        """Close the file. Series that were read stay valid."""
+        self._source.close()
+
+    def to_xarray(self) -> xarray.DataTree:
+        """The whole run as an xarray tree, one node per group, read into memory (needs xarray).
+
+        Returns:
+            A tree whose nodes have the dimensions ``step`` and ``site``; ``tree["gradients"]["rms"]`` is an array.
+        """
+        from keelscope.store.labelled import to_tree
+
+        return to_tree(self)
+
+    def _statistic(self, group: str, name: str) -> StatisticSpec | None:
+        if group not in self.groups:
+            return None
+        return next((spec for spec in self.groups[group].statistics if spec.name == name), None)
+
+    def _not_found(self, key: str) -> str:
+        near = get_close_matches(key, [*self.keys(), *self.groups], n=3, cutoff=0.5)
+        name = key.rpartition("/")[2]
+        near += [known for known in self.keys() if known.endswith(f"/{name}") and known not in near][:3]
+        hint = f"Did you mean {' or '.join(near[:3])}?" if near else f"It holds {', '.join(self.keys())}."
+        return f"{self._title()} does not hold {key!r}. {hint}"
+
+    def _title(self) -> str:
+        return str(self.path) if self.path else "The run in memory"
+
+    def __getitem__(self, key: str) -> Series:
+        return self.read(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        from keelscope.store.describe import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from keelscope.store.describe import as_html
+
+        return as_html(self)

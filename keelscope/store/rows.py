@@ -1,0 +1,94 @@
+"""Turns a `Row` into checked arrays that belong to the store, so that training may go on changing its own.
+
+`RowPacker.pack` is the only work done in the training thread; `commit` and `memory` take the `PackedRow`s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.errors import UsageError
+from keelscope.store.layout import checked, row_shape
+from keelscope.store.names import OBSERVED
+from keelscope.store.schema import Row, RunLayout
+
+__all__ = ["PackedRow", "RowPacker"]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRow:
+    """One recorded step as arrays that nobody else holds."""
+
+    step: int
+    wall_time: float
+    groups: Mapping[str, Mapping[str, NDArray[np.generic]]]
+    """``groups[group][statistic]`` float64 ``[site, ...]``, and ``groups[group]["observed"]`` uint8 ``[site]``."""
+    scalars: NDArray[np.float64]
+    """``[scalar]`` in the order of the layout; NaN where nothing was logged."""
+
+
+class RowPacker:
+    """Copies and checks rows against a layout.
+
+    Args:
+        layout: what is recorded; `layout` holds it as it will be stored.
+    """
+
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = checked(layout)
+        self._groups = {group.name: group for group in self.layout.groups}
+        self._left_out = {group.name for group in layout.groups} - self._groups.keys()
+        self._shapes = {g.name: {s.name: row_shape(g, s) for s in g.statistics} for g in self.layout.groups}
+        self._last = -1
+        self.unknown_scalars: set[str] = set()
+        """Names that were logged but are not in the layout, so that their values are not stored."""
+
+    def pack(self, row: Row) -> PackedRow:
+        """Check one row and copy it.
+
+        Args:
+            row: the next row.
+
+        Returns:
+            Its copy; absent statistics are NaN.
+
+        Raises:
+            UsageError: if it does not fit the layout or does not come after the row before it.
+        """
+        if row.step <= self._last:
+            raise UsageError(
+                f"Row {row.step} comes after row {self._last}; steps must increase, starting at 0 or above."
+            )
+        self.unknown_scalars |= row.scalars.keys() - set(self.layout.scalars)
+        groups = {name: self._pack_group(name, row) for name in row.values if name not in self._left_out}
+        scalars = np.array([row.scalars.get(name, np.nan) for name in self.layout.scalars], dtype=np.float64)
+        self._last = row.step
+        return PackedRow(int(row.step), float(row.wall_time), groups, scalars)
+
+    def _pack_group(self, name: str, row: Row) -> dict[str, NDArray[np.generic]]:
+        shapes = self._shapes.get(name)
+        if shapes is None:
+            raise UsageError(f"Row {row.step} holds group {name!r}, which the layout does not have.")
+        values = row.values[name]
+        unknown = values.keys() - shapes.keys()
+        if unknown:
+            raise UsageError(f"Row {row.step} holds {name}/{min(unknown)}, which the layout does not have.")
+        packed: dict[str, NDArray[np.generic]] = {}
+        seen = np.zeros(len(self._groups[name].sites), dtype=bool)
+        for statistic, shape in shapes.items():
+            block = np.full(shape, np.nan) if statistic not in values else np.array(values[statistic], dtype=np.float64)
+            if block.shape != shape:
+                raise UsageError(f"Row {row.step}: {name}/{statistic} has shape {block.shape}, expected {shape}.")
+            packed[statistic] = block
+            if name not in row.observed:
+                seen |= ~np.isnan(block).reshape(len(seen), -1).all(axis=1)
+        if name in row.observed:
+            seen = np.asarray(row.observed[name], dtype=bool)
+        if seen.shape != (len(self._groups[name].sites),):
+            raise UsageError(f"Row {row.step}: observed[{name!r}] has shape {seen.shape}, expected one entry per site.")
+        packed[OBSERVED] = seen.astype(np.uint8)
+        return packed
