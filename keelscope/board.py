@@ -51,14 +51,13 @@ class Board:
             return (*key, len(parts) - 1)
 
     def fetch(self) -> Fetched:
-        """Bring everything to the host, one transfer per device, and start afresh.
+        """Bring everything to the host, one transfer per device.
 
         Returns:
             ``[observation, column]`` for each device and terms.
         """
-        parts, self._parts = self._parts, defaultdict(list)
         by_device: dict[str, list[tuple[tuple[str, Terms], Tensor]]] = defaultdict(list)
-        for key, values in parts.items():
+        for key, values in self._parts.items():
             by_device[key[0]].append((key, torch.stack(values)))  # [observation, column]
         fetched: Fetched = {}
         for blocks in by_device.values():

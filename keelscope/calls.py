@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from keelscope.board import Slot
+from keelscope.board import Board, Slot
 from keelscope.probe import Probe
 from keelscope.statistics import Terms
 
-__all__ = ["Call", "CallRecord", "ParameterCalls", "TermSlots"]
+__all__ = ["Call", "CallRecord", "ParameterCalls", "ParameterRecord", "StepRecord", "TermSlots", "terms_of"]
 
 TermSlots = dict[tuple[str, Terms], Slot]
 """Slots of one observation by probe name and terms."""
@@ -36,6 +36,37 @@ class CallRecord:
     def first_gradient(self) -> list[TermSlots]:
         """Gradient observations of the first output leaf that received any."""
         return next((events for events in self.leaves.values() if events), [])
+
+
+@dataclass(slots=True)
+class ParameterRecord:
+    """One parameter while its step is running."""
+
+    leaf: list[TermSlots] = field(default_factory=list)
+    """What each backward pass added."""
+    accumulated: TermSlots = field(default_factory=dict)
+    """``.grad`` at the end of the last backward pass before its optimizer stepped."""
+    stepped: bool = False
+    weight: TermSlots = field(default_factory=dict)
+    update: TermSlots = field(default_factory=dict)
+
+    def gradient(self) -> list[TermSlots]:
+        """Observations of the canonical gradient; empty where none arrived."""
+        return [self.accumulated] if self.accumulated else self.leaf
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """Everything one step has shown so far. A gradient that arrives after its step is closed lands here unread."""
+
+    board: Board = field(default_factory=Board)
+    calls: list[CallRecord] = field(default_factory=list)
+    parameters: dict[int, ParameterRecord] = field(default_factory=dict)
+
+    @property
+    def saw_backward(self) -> bool:
+        """Whether a gradient arrived."""
+        return bool(self.parameters) or any(call.first_gradient() for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from keelscope.board import Board
 from keelscope.containment import contained
-from keelscope.calls import CallRecord, TermSlots, terms_of
+from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.leaves import floating_leaves
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedModule
@@ -34,26 +34,23 @@ def in_backward() -> bool:
 
 
 class ModuleHooks:
-    """Forward hooks over chosen modules, feeding a board and a list of call records.
+    """Forward hooks over chosen modules, filling the record of the step a call belongs to.
 
-    The owner decides with `on_forward` where a call belongs: it gets whether gradients are enabled and returns the list
-    to append to, or None to leave the call out.
+    The owner says with `record_for` which step that is, from whether gradients are enabled.
     """
 
     def __init__(
         self,
         modules: Sequence[WatchedModule],
         probes: Sequence[Probe],
-        board: Board,
-        on_forward: Callable[[bool], list[CallRecord] | None],
+        record_for: Callable[[bool], StepRecord],
     ) -> None:
         self._index = {id(watched.module): i for i, watched in enumerate(modules)}
         self._modules = [weakref.ref(watched.module) for watched in modules]
         self._probes = [_fitting(watched.module, probes) for watched in modules]
-        self._board = board
-        self._on_forward = on_forward
+        self._record_for = record_for
         self._handles = ExitStack()
-        self._pending_inputs: dict[int, TermSlots] = {}
+        self._inputs: dict[int, TermSlots] = {}
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
@@ -95,27 +92,25 @@ class ModuleHooks:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.lost[site] = "called inside a functorch transform (vmap, grad, jvp), where values are not concrete"
             return
-        calls = self._on_forward(torch.is_grad_enabled() or in_backward())
-        if calls is None:
-            return
-        call = self._call(site, leaves, calls)
+        step = self._record_for(torch.is_grad_enabled() or in_backward())
+        call = self._call(site, leaves, step)
         if call is None:
             return
         if leaves and not call.recomputed:
-            call.outputs = self._observe(site, Tap.OUTPUT, leaves[0][1], module)
-        self._hook_gradients(call, leaves, inputs, module)
+            call.outputs = self._observe(site, Tap.OUTPUT, leaves[0][1], module, step.board)
+        self._hook_gradients(call, leaves, inputs, module, step.board)
 
-    def _call(self, site: int, leaves: list[tuple[str, Tensor]], calls: list[CallRecord]) -> CallRecord | None:
+    def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
-        tracked = any(tensor.requires_grad for _, tensor in leaves)
         if in_backward():
-            waiting = (call for call in calls if call.site == site and not call.tracked and not call.recomputed)
+            waiting = (call for call in step.calls if call.site == site and not call.tracked and not call.recomputed)
             call = next(waiting, None)
             if call is not None:
                 call.recomputed = True
             return call
-        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=self._pending_inputs.pop(site, {}))
-        calls.append(call)
+        tracked = any(tensor.requires_grad for _, tensor in leaves)
+        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=self._inputs.pop(site, {}))
+        step.calls.append(call)
         return call
 
     @contained
@@ -123,47 +118,51 @@ class ModuleHooks:
         """Measure the input before the module can change it in place."""
         leaves = [] if in_backward() else floating_leaves((args, kwargs))
         if leaves:
-            self._pending_inputs[site] = self._observe(site, Tap.INPUT, leaves[0][1], module)
+            board = self._record_for(torch.is_grad_enabled()).board
+            self._inputs[site] = self._observe(site, Tap.INPUT, leaves[0][1], module, board)
 
     def _hook_gradients(
-        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module
+        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module, board: Board
     ) -> None:
         if not any(probe.tap is Tap.OUTPUT_GRADIENT for probe in self._probes[call.site]):
             return
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
-                target = _hookable(tensor, inputs)
-                target.register_hook(partial(_on_gradient, weakref.ref(self), weakref.ref(module), call.site, events))
+                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events)
+                _hookable(tensor, inputs).register_hook(hook)
 
     @contained
-    def _after_backward(self, module: nn.Module, site: int, events: list[TermSlots], gradient: Tensor) -> None:
+    def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
-        events.append(self._observe(site, Tap.OUTPUT_GRADIENT, gradient, module))
+        hook.events.append(self._observe(hook.site, Tap.OUTPUT_GRADIENT, gradient, module, hook.board))
         self.seconds += time.perf_counter() - start
 
-    def _observe(self, site: int, tap: Tap, tensor: Tensor, module: nn.Module) -> TermSlots:
+    def _observe(self, site: int, tap: Tap, tensor: Tensor, module: nn.Module, board: Board) -> TermSlots:
         slots: TermSlots = {}
         for probe in self._probes[site]:
             wanted = probe.tap is tap and self.every(probe)
             view = probe.view((tensor.detach(),), module) if wanted else None
             if view is not None:
-                slots.update({(probe.name, terms): self._board.put(terms, view) for terms in terms_of(probe)})
+                slots.update({(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)})
         return slots
 
 
-def _on_gradient(
-    owner: weakref.ref[ModuleHooks],
-    module: weakref.ref[nn.Module],
-    site: int,
-    events: list[TermSlots],
-    gradient: Tensor,
-) -> None:
-    """The tensor hook. Keeps no tensor, and returns None so that the gradient stays what it is."""
-    hooks, layer = owner(), module()
-    if hooks is None or layer is None or not hooks.attached:
-        return
-    hooks._after_backward(layer, site, events, gradient)
+@dataclass(frozen=True, slots=True, eq=False)
+class GradientHook:
+    """The hook on one output tensor of one call. Keeps no tensor alive."""
+
+    owner: weakref.ref[ModuleHooks]
+    module: weakref.ref[nn.Module]
+    site: int
+    board: Board
+    events: list[TermSlots]
+
+    def __call__(self, gradient: Tensor) -> None:
+        """Measure the gradient; returning None leaves it as it is."""
+        hooks, module = self.owner(), self.module()
+        if hooks is not None and module is not None and hooks.attached:
+            hooks._after_backward(self, module, gradient)
 
 
 class InputHook:

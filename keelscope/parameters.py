@@ -12,7 +12,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -20,46 +19,25 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from keelscope.board import Board
 from keelscope.containment import contained
-from keelscope.calls import TermSlots, terms_of
+from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
 
-__all__ = ["ParameterHooks", "ParameterRecord"]
-
-
-@dataclass(slots=True)
-class ParameterRecord:
-    """One parameter while its step is running."""
-
-    leaf: list[TermSlots] = field(default_factory=list)
-    """What each backward pass added."""
-    accumulated: TermSlots = field(default_factory=dict)
-    """``.grad`` at the end of the last backward pass."""
-    applied: TermSlots = field(default_factory=dict)
-    """``.grad`` as its optimizer found it."""
-    stepped: bool = False
-    weight: TermSlots = field(default_factory=dict)
-    update: TermSlots = field(default_factory=dict)
-
-    def gradient(self) -> list[TermSlots]:
-        """Observations of the canonical gradient; empty where none arrived."""
-        return [self.accumulated] if self.accumulated else self.leaf
+__all__ = ["ParameterHooks"]
 
 
 class ParameterHooks:
-    """Hooks over the parameters of one model, feeding a board and one record per parameter."""
+    """Hooks over the parameters of one model, filling the record of the open step."""
 
     def __init__(
-        self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], board: Board, leaf_always: bool
+        self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], *, leaf_always: bool
     ) -> None:
         self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
         self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
         self._probes = [tuple(p for p in probes if not p.tap.of_module and p.fits(w.owner)) for w in parameters]
         self._taps = {probe.tap for found in self._probes for probe in found}
-        self._board = board
         self._leaf_always = leaf_always
         self._handles = ExitStack()
         self._hooked: set[int] = set()
@@ -68,16 +46,11 @@ class ParameterHooks:
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}
-        self.records: dict[int, ParameterRecord] = {}
+        self._step = StepRecord()
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
         self.on_backward_end: Callable[[], None] = _ignore
         self.seconds = 0.0
-
-    @property
-    def needed(self) -> bool:
-        """Whether any probe looks at parameters."""
-        return bool(self._taps)
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
@@ -105,11 +78,10 @@ class ParameterHooks:
         self._hooked.clear()
         self._before.clear()
 
-    def begin(self) -> dict[int, ParameterRecord]:
-        """Start a step, and give the records of the one before."""
-        records, self.records = self.records, {}
+    def begin(self, step: StepRecord) -> None:
+        """Start a step; what follows goes to its record."""
+        self._step = step
         self._states.clear()
-        return records
 
     @contained
     def before_step(self, optimizer: Optimizer) -> None:
@@ -221,11 +193,11 @@ class ParameterHooks:
             if owner is not None and probe.tap is tap and self.every(probe):
                 view = probe.view(tuple(tensor.detach() for tensor in tensors), owner)
                 if view is not None:
-                    slots.update({(probe.name, terms): self._board.put(terms, view) for terms in terms_of(probe)})
+                    slots.update({(probe.name, terms): self._step.board.put(terms, view) for terms in terms_of(probe)})
         return slots
 
     def _record(self, i: int) -> ParameterRecord:
-        return self.records.setdefault(i, ParameterRecord())
+        return self._step.parameters.setdefault(i, ParameterRecord())
 
     def _of(self, optimizer: Optimizer) -> Iterable[tuple[int, nn.Parameter]]:
         for group in optimizer.param_groups:

@@ -7,7 +7,7 @@ or optimizers' progress.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
-from keelscope.board import Board, Fetched
-from keelscope.calls import Call, CallRecord, ParameterCalls
+from keelscope.board import Fetched
+from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.coverage import Seen, coverage_table
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder
 from keelscope.lossscale import LossScale
-from keelscope.parameters import ParameterHooks, ParameterRecord
+from keelscope.parameters import ParameterHooks
 from keelscope.probe import Probe, Tap
 from keelscope.rows import Observations, module_calls, module_observations, parameter_calls, parameter_observations, probe_values
 from keelscope.sites import Selector, SitePlan, plan_sites
@@ -57,19 +57,18 @@ class Recorder:
     ) -> None:
         self.probes = tuple(probes)
         self.plan = plan_sites(model, sites)
-        self.board = Board()
-        self.modules = ModuleHooks(self.plan.modules, self.probes, self.board, self._calls_for)
-        self.parameters = ParameterHooks(self.plan.parameters, self.probes, self.board, leaf_always=keep_calls)
+        self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
+        self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
         self.modules.on_any_forward = self.parameters.attach_owner
-        self.admits = lambda _grad_enabled: True
+        self.admits: Callable[[bool], bool] = _always
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
-        self.calls: list[CallRecord] = []
-        self.waiting: list[CallRecord] = []
+        self.current = StepRecord()
+        self.following = StepRecord()
         """Forwards without gradient after the open row was complete: they belong to the next."""
         self.order: AxisOrder | None = None
-        self.last_calls: Mapping[int, list[Call]] = {}
-        self.last_gradients: Mapping[int, ParameterCalls] = {}
+        self.last_calls: Mapping[str, list[Call]] = {}
+        self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
         self._scale = LossScale()
         self._stance = ExitStack()
@@ -81,7 +80,8 @@ class Recorder:
 
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
-        self.calls, self.waiting = self.waiting, []
+        self.current, self.following = self.following, StepRecord()
+        self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
         self.modules.every = self.parameters.every
@@ -96,11 +96,6 @@ class Recorder:
         self.parameters.detach()
         self._stance.close()
 
-    @property
-    def saw_backward(self) -> bool:
-        """Whether a gradient arrived since the row opened."""
-        return bool(self.parameters.records) or any(call.first_gradient() for call in self.calls)
-
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
@@ -109,26 +104,23 @@ class Recorder:
     def take(self) -> Values:
         """Values of the closing row by group and statistic, on the plan's axes ``[site, ...]``."""
         self.parameters.measure_weights()
-        records = self.parameters.begin()
-        fetched = self.board.fetch()
+        step, self.current = self.current, StepRecord()
+        self.parameters.begin(self.current)
+        fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         due = [probe for probe in self.probes if self.parameters.every(probe)]
-        values = {probe.name: self._values(probe, records, fetched, factor) for probe in due}
-        self._note_coverage(records)
+        values = {probe.name: self._values(probe, step, fetched, factor) for probe in due}
+        self._note_coverage(step)
         if self._keep_calls:
-            self.last_calls = module_calls(self.calls, self.probes, fetched)
-            self.last_gradients = parameter_calls(records, fetched)
+            modules, parameters = self.plan.modules, self.plan.parameters
+            calls = module_calls(step.calls, self.probes, fetched)
+            gradients = parameter_calls(step.parameters, fetched)
+            self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
+            self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
         if self.order is None:
-            self.order = AxisOrder(self.plan, [call.site for call in self.calls])
-        self.calls = []
+            self.order = AxisOrder(self.plan, [call.site for call in step.calls])
         self._recorded += 1
         return values
-
-    def drop(self) -> None:
-        """Forget the open row."""
-        self.calls, self.waiting = [], []
-        self.parameters.begin()
-        self.board.fetch()
 
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
@@ -152,7 +144,8 @@ class Recorder:
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
-        self.calls, self.waiting = [], []
+        self.current, self.following = StepRecord(), StepRecord()
+        self.parameters.begin(self.current)
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""
@@ -160,33 +153,38 @@ class Recorder:
         self.modules.seconds = self.parameters.seconds = 0.0
         return 1e3 * seconds
 
-    def _calls_for(self, grad_enabled: bool) -> list[CallRecord] | None:  # noqa: FBT001 - the one thing a hook knows
-        return self.calls if self.admits(grad_enabled) else self.waiting
+    def _record_for(self, grad_enabled: bool) -> StepRecord:  # noqa: FBT001 - the one thing a hook knows
+        return self.current if self.admits(grad_enabled) else self.following
 
     def _values(
-        self, probe: Probe, records: Mapping[int, ParameterRecord], fetched: Fetched, factor: float
+        self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
     ) -> dict[str, NDArray[np.float64]]:
         observations: Observations
         if probe.tap.of_module:
-            observations, sites = module_observations(probe.tap, self.calls), len(self.plan.modules)
+            observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
         else:
-            observations, sites = parameter_observations(probe.tap, records), len(self.plan.parameters)
+            observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
         scale = factor if probe.tap in _GRADIENTS else 1.0
         return probe_values(probe, observations, fetched, sites, factor=scale)
 
-    def _note_coverage(self, records: Mapping[int, ParameterRecord]) -> None:
-        for call in self.calls:
+    def _note_coverage(self, step: StepRecord) -> None:
+        for call in step.calls:
             key = id(self.plan.modules[call.site].module)
             self._called.add(key)
             if call.first_gradient():
                 self._with_gradient.add(key)
-        self._parameters_seen |= {id(self.plan.parameters[i].parameter) for i, r in records.items() if r.gradient()}
+        watched = self.plan.parameters
+        self._parameters_seen |= {id(watched[i].parameter) for i, r in step.parameters.items() if r.gradient()}
 
 
 def total_norm(values: NDArray[np.float64]) -> float:
     """Norm of all parameter gradients together, from the norm of each; NaN where none arrived."""
     seen = values[~np.isnan(values)]
     return float(math.sqrt(np.square(seen).sum())) if seen.size else math.nan
+
+
+def _always(_: bool) -> bool:  # noqa: FBT001 - same signature as `Watch._admits`
+    return True
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.board import Fetched
-from keelscope.calls import Call, CallRecord, ParameterCalls, TermSlots, terms_of
-from keelscope.parameters import ParameterRecord
+from keelscope.calls import Call, CallRecord, ParameterCalls, ParameterRecord, TermSlots, terms_of
 from keelscope.probe import Probe, Tap
 from keelscope.statistics import NORM, Statistic, Terms
 

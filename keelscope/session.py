@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from keelscope.calls import Call, ParameterCalls
+from keelscope.containment import contained
 from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number
 from keelscope.layout import draw_layout, with_coverage
@@ -139,20 +140,21 @@ class Watch:
 
     @property
     def run(self) -> Run:
-        """The run as recorded so far, with the interface of `keelscope.open_run`."""
+        """The run as recorded so far, with the interface of `keelscope.open_run`. Looking closes a complete row."""
+        self._settle()
         return self._journal.run()
 
     @property
     def calls(self) -> Mapping[str, list[Call]]:
         """Module path -> its calls on the last recorded step, in order (needs ``calls=True``)."""
-        modules = self._recorder.plan.modules
-        return {modules[i].site.path: calls for i, calls in self._recorder.last_calls.items()}
+        self._settle()
+        return self._recorder.last_calls
 
     @property
     def gradients(self) -> Mapping[str, ParameterCalls]:
         """Parameter path -> its gradient per backward pass on the last recorded step (needs ``calls=True``)."""
-        parameters = self._recorder.plan.parameters
-        return {parameters[i].site.path: calls for i, calls in self._recorder.last_gradients.items()}
+        self._settle()
+        return self._recorder.last_gradients
 
     def step(self) -> None:
         """Say that an optimizer step is complete. Not needed, and without effect, when ``optimizer=`` was given."""
@@ -191,6 +193,13 @@ class Watch:
     ) -> None:
         self._close(keep_open_row=kind is None)
 
+    def _settle(self) -> None:
+        """Close the row of a step that is complete, and be ready for the next."""
+        if self._complete and not self._closed:
+            self._close_row()
+            if self._schedule.records(self._clock.completed):
+                self._begin_row()
+
     def _close(self, *, keep_open_row: bool) -> None:
         if self._closed:
             return
@@ -208,7 +217,7 @@ class Watch:
             self._model = None
 
     def _finish(self, *, keep_open_row: bool) -> None:
-        worth = self._complete or (keep_open_row and (self._recorder.saw_backward or bool(self._recorder.calls)))
+        worth = self._complete or (keep_open_row and (self._recorder.current.saw_backward or bool(self._recorder.current.calls)))
         if self._recording and worth:
             self._close_row()
 
@@ -219,12 +228,12 @@ class Watch:
         if self._recording:
             self._recorder.open()
 
+    @contained
     def _close_row(self) -> None:
         """Hand the open row to the journal."""
         start = time.perf_counter()
+        self._complete = self._recording = False
         values = self._recorder.take()
-        self._complete = False
-        self._recording = False
         self._journal.log(self._step, self._own_scalars(values))
         if self._schedule.records(self._step):
             order = self._recorder.order
@@ -254,7 +263,7 @@ class Watch:
         if self._complete:
             self._close_row()
             self._begin_row()
-        elif not self._explicit and self._recorder.saw_backward and not self._recorder.parameters.still_accumulating():
+        elif not self._explicit and self._recorder.current.saw_backward and not self._recorder.parameters.still_accumulating():
             self._close_unseen_step()
         return True
 
@@ -270,12 +279,14 @@ class Watch:
         self._clock.tick()
         self._begin_row()
 
+    @contained
     def _before_step(self, optimizer: Optimizer) -> None:
         if self._complete and not self._clock.partial:
             self._close_row()
         elif self._recording:
             self._recorder.before_step(optimizer)
 
+    @contained
     def _after_step(self, optimizer: Optimizer, done: bool) -> None:  # noqa: FBT001 - given by the clock
         if self._recording and not self._complete:
             self._recorder.parameters.after_step(optimizer)

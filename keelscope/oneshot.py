@@ -1,0 +1,171 @@
+"""`report`: one forward and backward of a model, or a recorded run, as a report with a verdict.
+
+The model is left as it was: parameters, gradients, buffers, random state and modes. Recording is done by
+`keelscope.session`, judging by `keelscope.diagnosis`. Without a model this module needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from keelscope.errors import BatchError, KeelscopeError, LossError, NothingToObserveError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from keelscope.diagnosis import Report
+    from keelscope.store.reader import Run
+
+__all__ = ["record_once", "report"]
+
+LossFunction = Callable[[Any, Any], "Tensor"]
+
+
+def report(
+    target: nn.Module | Run | str | Path,
+    batch: object = None,
+    loss_fn: LossFunction | None = None,
+    **options: Any,
+) -> Report:
+    """Layer-wise gradient report of a model on one batch, or of a recorded run.
+
+    Args:
+        target: a module, a run, or the path of a run file.
+        batch: for a module: it gets ``*batch[:-1]`` of a tuple, ``**batch`` of a mapping, `batch` itself otherwise.
+        loss_fn: ``loss_fn(output, batch)``; None means ``output.loss``.
+        options: for a module, `probes`, `sites` and `config` as in `keelscope.watch`.
+
+    Returns:
+        The report.
+
+    Raises:
+        UsageError: if `target` is none of these, or a batch is given with a run.
+        ModelError: if the model cannot be run on the batch; parameters, buffers, gradients and modes are as before.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(12)])
+        >>> report(net, torch.ones(4, 8), lambda output, batch: output.square().mean()).headline
+        'vanishing'
+    """
+    from keelscope.diagnosis import diagnose
+    from keelscope.store.reader import Run, open_run
+
+    if isinstance(target, str | Path | Run):
+        if batch is not None or loss_fn is not None or options:
+            raise UsageError("a recorded run takes neither batch nor loss_fn: its numbers are in the file.")
+        return diagnose(target if isinstance(target, Run) else open_run(target))
+    return diagnose(record_once(target, batch, loss_fn, **options))
+
+
+def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = None, **options: Any) -> Run:
+    """One forward and backward of a model as a run in memory.
+
+    Args:
+        model: any module.
+        batch: see `report`.
+        loss_fn: see `report`.
+        options: `probes`, `sites` and `config` as in `keelscope.watch`.
+
+    Returns:
+        A run with one row.
+
+    Raises:
+        UsageError: if `model` is no module.
+        NothingToObserveError: if no parameter requires a gradient.
+        BatchError: if the model raises on the batch.
+        LossError: if the loss is not one real number that depends on the parameters.
+    """
+    from torch import nn
+
+    from keelscope.session import watch
+
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"report() takes a torch.nn.Module, a run or a run file; got {type(model).__name__}.")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise NothingToObserveError(
+            f"no parameter of {type(model).__name__} requires a gradient; set requires_grad_(True) on those to observe."
+        )
+    with _untouched(model):
+        with watch(model, **options) as session:
+            loss = _loss(model, batch, loss_fn)
+            session.log(loss=loss)
+            _backward(loss)
+            session.step()
+        return session.run
+
+
+def _loss(model: nn.Module, batch: object, loss_fn: LossFunction | None) -> Tensor:
+    output = _forward(model, batch)
+    if loss_fn is None:
+        loss = getattr(output, "loss", None)
+        if loss is None:
+            raise LossError("the model's output has no .loss; give loss_fn=, a function (output, batch) -> scalar tensor.")
+        return _checked(loss)
+    try:
+        return _checked(loss_fn(output, batch))
+    except KeelscopeError:
+        raise
+    except Exception as error:
+        raise LossError(f"the loss function raised {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _forward(model: nn.Module, batch: object) -> object:
+    try:
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        return model(*batch[:-1]) if isinstance(batch, tuple) and len(batch) > 1 else model(batch)
+    except Exception as error:
+        raise BatchError(
+            f"{type(model).__name__} rejects the batch ({type(error).__name__}: {_first_line(error)}); check its shape, "
+            "dtype and device."
+        ) from error
+
+
+def _checked(loss: object) -> Tensor:
+    from torch import Tensor
+
+    if not isinstance(loss, Tensor):
+        raise LossError(f"the loss must be a tensor; got {type(loss).__name__}.")
+    if loss.numel() != 1 or loss.is_complex() or not loss.is_floating_point():
+        raise LossError(f"the loss must be one real number; got shape {list(loss.shape)}, dtype {loss.dtype}.")
+    if not loss.requires_grad:
+        raise LossError("the loss does not depend on any parameter through the graph (is it detached, or under no_grad?).")
+    return loss
+
+
+def _backward(loss: Tensor) -> None:
+    try:
+        loss.backward()
+    except Exception as error:
+        raise LossError(f"the backward pass raised {type(error).__name__}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0][:300]
+
+
+@contextmanager
+def _untouched(model: nn.Module) -> Iterator[None]:
+    """Give gradients, buffers, modes and random state back as they were."""
+    import torch
+
+    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(), torch.enable_grad():
+            yield
+    finally:
+        with torch.no_grad():
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for module, training in modes:
+            module.training = training
