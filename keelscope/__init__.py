@@ -59,7 +59,9 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'keelscope' has no attribute {name!r}; public names are {', '.join(sorted(_HOMES))}.")
+        raise AttributeError(
+            f"module 'keelscope' has no attribute {name!r}; public names are {', '.join(sorted(_HOMES))}."
+        )
     value = getattr(importlib.import_module(f"keelscope.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

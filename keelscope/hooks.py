@@ -1,8 +1,7 @@
 """Tensor hooks placed from forward hooks: what modules put out, and the gradients that come back.
 
-Module hooks are installed process-wide while a recorded step runs and look modules up by identity, so that nothing is
-written on the user's modules: they pickle, deepcopy and save as before, keep their own hooks, and fused fast paths stay
-taken. Module *backward* hooks are never used: they miss structured outputs and break in-place operations. Forward
+Module *backward* hooks are never used: they miss structured outputs and break in-place operations. Forward hooks sit on
+the modules during recorded steps only, and turn into hooks that do nothing in copies and pickles of the model. Forward
 recomputation inside a backward pass (activation checkpointing) is recognised and not counted twice.
 """
 
@@ -11,16 +10,15 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 
 from keelscope.board import Board
-from keelscope.containment import contained
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
+from keelscope.containment import contained
 from keelscope.leaves import floating_leaves
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedModule
@@ -36,16 +34,15 @@ def in_backward() -> bool:
 class ModuleHooks:
     """Forward hooks over chosen modules, filling the record of the step a call belongs to.
 
-    The owner says with `record_for` which step that is, from whether gradients are enabled.
+    The owner says with `record_for` which step that is, from whether gradients are enabled (None: a recomputation).
     """
 
     def __init__(
         self,
         modules: Sequence[WatchedModule],
         probes: Sequence[Probe],
-        record_for: Callable[[bool], StepRecord],
+        record_for: Callable[[bool | None], StepRecord],
     ) -> None:
-        self._index = {id(watched.module): i for i, watched in enumerate(modules)}
         self._modules = [weakref.ref(watched.module) for watched in modules]
         self._probes = [_fitting(watched.module, probes) for watched in modules]
         self._record_for = record_for
@@ -54,8 +51,8 @@ class ModuleHooks:
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
-        self.on_any_forward: Callable[[nn.Module], None] = _ignore
-        """Called with every module of the process that runs, watched or not."""
+        self.on_module: Callable[[nn.Module], None] = _ignore
+        """Called with every watched module that has run."""
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
@@ -65,12 +62,22 @@ class ModuleHooks:
         if self.attached:
             return
         self.attached = True
-        self._handles.callback(register_module_forward_hook(_weak(self, "_after_forward"), with_kwargs=True).remove)
-        for i, probes in enumerate(self._probes):
-            module = self._modules[i]()
-            if module is not None and any(probe.tap is Tap.INPUT for probe in probes):
-                hook = InputHook(weakref.ref(self), i)
-                self._handles.callback(module.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        for site, reference in enumerate(self._modules):
+            module = reference()
+            if module is not None:
+                self._attach_to(site, module)
+
+    def _attach_to(self, site: int, module: nn.Module) -> None:
+        owner = weakref.ref(self)
+        try:
+            handle = module.register_forward_hook(ForwardHook(owner, site), with_kwargs=True)
+        except (RuntimeError, AttributeError) as error:
+            self.lost[site] = f"of a kind that takes no hooks ({error})"
+            return
+        self._handles.callback(handle.remove)
+        if any(probe.tap is Tap.INPUT for probe in self._probes[site]):
+            handle = module.register_forward_pre_hook(InputHook(owner, site), with_kwargs=True)
+            self._handles.callback(handle.remove)
 
     def detach(self) -> None:
         """Give every handle back."""
@@ -78,13 +85,11 @@ class ModuleHooks:
         self.attached = False
 
     @contained
-    def _after_forward(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
-        """The forward hook. Returns None: anything else would replace the module's output."""
+    def _after_forward(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
         start = time.perf_counter()
-        self.on_any_forward(module)
-        site = self._index.get(id(module))
-        if site is not None and self._modules[site]() is module and not _is_tracing():
-            self._record(site, module, (args, kwargs), output)
+        if self._modules[site]() is module and not _is_tracing():
+            self.on_module(module)
+            self._record(site, module, inputs, output)
         self.seconds += time.perf_counter() - start
 
     def _record(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
@@ -92,7 +97,7 @@ class ModuleHooks:
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.lost[site] = "called inside a functorch transform (vmap, grad, jvp), where values are not concrete"
             return
-        step = self._record_for(torch.is_grad_enabled() or in_backward())
+        step = self._record_for(None if in_backward() else torch.is_grad_enabled())
         call = self._call(site, leaves, step)
         if call is None:
             return
@@ -165,28 +170,47 @@ class GradientHook:
             hooks._after_backward(self, module, gradient)
 
 
-class InputHook:
-    """A forward pre-hook that survives copying and pickling of its module as a hook that does nothing."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardHook:
+    """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place."""
 
-    def __init__(self, owner: weakref.ref[ModuleHooks] | None = None, site: int = -1) -> None:
-        self._owner, self._site = owner, site
+    owner: weakref.ref[ModuleHooks]
+    site: int
+
+    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        """Measure the output; returning None leaves it as it is."""
+        hooks = self.owner()
+        if hooks is not None and hooks.attached:
+            hooks._after_forward(self.site, module, (args, kwargs), output)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _NO_OP
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputHook:
+    """The hook before one module, where a probe looks at inputs. Copies like `ForwardHook`."""
+
+    owner: weakref.ref[ModuleHooks]
+    site: int
 
     def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
-        """Measure the input of the module it was placed on."""
-        hooks = self._owner() if self._owner else None
-        if hooks is not None:
-            hooks._before_forward(self._site, module, args, kwargs)
+        """Measure the input; returning None leaves it as it is."""
+        hooks = self.owner()
+        if hooks is not None and hooks.attached:
+            hooks._before_forward(self.site, module, args, kwargs)
 
-    def __reduce__(self) -> tuple[type[InputHook], tuple[()]]:
-        return InputHook, ()
+    def __reduce__(self) -> tuple[object, ...]:
+        return _NO_OP
+
+
+_NO_OP = (getattr, (nullcontext(), "__exit__"))  # takes anything, returns None, unpickles without keelscope
 
 
 def _hookable(tensor: Tensor, inputs: object) -> Tensor:
-    """The tensor on which a gradient hook stays in the graph.
-
-    A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires the
-    graph past a hook set on the view, but not past one set on the base (where both have the same entries).
-    """
+    """The tensor on which a gradient hook stays in the graph."""
+    # A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires
+    # the graph past a hook set on the view, but not past one set on the base, which has the same entries.
     base = tensor._base
     if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
         return tensor
@@ -208,15 +232,3 @@ def _always(_: Probe) -> bool:
 
 def _ignore(_: nn.Module) -> None:
     """Nobody asked."""
-
-
-def _weak(owner: object, method: str) -> Callable[..., None]:
-    """A bound method that does not keep its owner alive: hooks live in tables of torch."""
-    reference = weakref.ref(owner)
-
-    def call(*args: object) -> None:
-        target = reference()
-        if target is not None:
-            getattr(target, method)(*args)
-
-    return call

@@ -37,9 +37,7 @@ class Journal:
         layout: makes the layout from the scalar names when the first row is written.
     """
 
-    def __init__(
-        self, path: str | Path | None, exists: str, layout: Callable[[tuple[str, ...]], RunLayout]
-    ) -> None:
+    def __init__(self, path: str | Path | None, exists: str, layout: Callable[[tuple[str, ...]], RunLayout]) -> None:
         self._path, self._exists, self._layout = path, exists, layout
         self._writer: RunWriter | MemoryWriter | None = None
         self._values: dict[int, Values] = {}
@@ -127,8 +125,8 @@ class Journal:
         if new:
             self._known = (*self._known, *new)
             warnings.warn(
-                f"Scalars {new} are not recorded: a run file's columns are fixed by its first row; log them on the first "
-                "recorded step (NaN will do).",
+                f"Scalars {new} are not recorded: a run file's columns are fixed by its first row; log them on the "
+                "first recorded step (NaN will do).",
                 RecordingWarning,
                 stacklevel=5,
             )

@@ -5,7 +5,7 @@ Joins what `keelscope.sites` knows about the model with the order in which its m
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -85,7 +85,7 @@ def draw_layout(
     info = RunInfo(
         title=Path(title).stem if title else type(model).__name__,
         run_id=str(uuid.uuid4()),
-        created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         model_class=type(model).__name__,
         n_parameters=sum(watched.site.numel for watched in plan.parameters),
         device=first.device.type if first is not None else "",

@@ -29,7 +29,8 @@ def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
 
     Example:
         >>> import torch
-        >>> [path for path, _ in floating_leaves({"h": [torch.ones(1), None], "n": torch.tensor(3), "a": torch.ones(1)})]
+        >>> output = {"h": [torch.ones(1), None], "n": torch.tensor(3), "a": torch.ones(1)}
+        >>> [path for path, _ in floating_leaves(output)]
         ['h.0', 'a']
     """
     return list(_walk(value, "", 0))

@@ -103,7 +103,9 @@ def _loss(model: nn.Module, batch: object, loss_fn: LossFunction | None) -> Tens
     if loss_fn is None:
         loss = getattr(output, "loss", None)
         if loss is None:
-            raise LossError("the model's output has no .loss; give loss_fn=, a function (output, batch) -> scalar tensor.")
+            raise LossError(
+                "the model's output has no .loss; give loss_fn=, a function (output, batch) -> scalar tensor."
+            )
         return _checked(loss)
     try:
         return _checked(loss_fn(output, batch))
@@ -117,11 +119,13 @@ def _forward(model: nn.Module, batch: object) -> object:
     try:
         if isinstance(batch, Mapping):
             return model(**batch)
-        return model(*batch[:-1]) if isinstance(batch, tuple) and len(batch) > 1 else model(batch)
+        if isinstance(batch, tuple):
+            return model(*(batch[:-1] if len(batch) > 1 else batch))
+        return model(batch)
     except Exception as error:
         raise BatchError(
-            f"{type(model).__name__} rejects the batch ({type(error).__name__}: {_first_line(error)}); check its shape, "
-            "dtype and device."
+            f"{type(model).__name__} rejects the batch ({type(error).__name__}: {_first_line(error)}); check its "
+            "shape, dtype and device."
         ) from error
 
 
@@ -133,13 +137,15 @@ def _checked(loss: object) -> Tensor:
     if loss.numel() != 1 or loss.is_complex() or not loss.is_floating_point():
         raise LossError(f"the loss must be one real number; got shape {list(loss.shape)}, dtype {loss.dtype}.")
     if not loss.requires_grad:
-        raise LossError("the loss does not depend on any parameter through the graph (is it detached, or under no_grad?).")
+        raise LossError(
+            "the loss does not depend on any parameter through the graph (is it detached, or under no_grad?)."
+        )
     return loss
 
 
 def _backward(loss: Tensor) -> None:
     try:
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         raise LossError(f"the backward pass raised {type(error).__name__}: {_first_line(error)}") from error
 

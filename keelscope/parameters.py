@@ -1,9 +1,9 @@
 """Parameters, their gradients of a whole step, and what the optimizer made of them.
 
 No single place sees every gradient: post-accumulate hooks miss optimizers that run inside backward, leaf hooks miss
-FSDP2, and ``.grad`` is gone after ``zero_grad``. So three are used, best first: ``.grad`` when the parameter's optimizer
-steps (what a GAN's discriminator really used), ``.grad`` at the end of a backward pass, and what reached the leaf.
-Everything per backward pass is done once at its end, for all parameters together.
+FSDP2, and ``.grad`` is gone after ``zero_grad``. So ``.grad`` is measured at the end of each backward pass, for all
+parameters together, until the parameter's optimizer steps (what a GAN's discriminator gets later belongs to another
+loss); what reached the leaf stands in where ``.grad`` never appears.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from keelscope.containment import contained
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
+from keelscope.containment import contained
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
 
@@ -30,9 +30,7 @@ __all__ = ["ParameterHooks"]
 class ParameterHooks:
     """Hooks over the parameters of one model, filling the record of the open step."""
 
-    def __init__(
-        self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], *, leaf_always: bool
-    ) -> None:
+    def __init__(self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], *, leaf_always: bool) -> None:
         self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
         self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}

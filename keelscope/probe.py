@@ -127,7 +127,7 @@ def available_probes() -> dict[str, Probe]:
     """Every installed probe by name, built-in ones first.
 
     Returns:
-        Name -> probe. A package that cannot be loaded, or offers something that is no probe, is left out with a warning.
+        Name -> probe. A package that cannot be loaded is left out with a warning.
     """
     found: dict[str, Probe] = {}
     for _, probe in plugins.load("keelscope.probes"):
@@ -140,7 +140,7 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
     """Probe names and objects as probe objects, each group once.
 
     Args:
-        wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several of them.
+        wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several.
 
     Returns:
         The probes in the order given.
@@ -184,5 +184,7 @@ def _named(item: str, installed: dict[str, Probe]) -> Probe:
     known = {statistic.name: statistic for statistic in probe.optional}
     missing = [extra for extra in extras if extra not in known]
     if missing or not isinstance(probe, TensorProbe):
-        raise UnknownNameError(f"probe {name!r} has no optional statistic {extras[0]!r}; it has {sorted(known) or 'none'}.")
+        raise UnknownNameError(
+            f"probe {name!r} has no optional statistic {extras[0]!r}; it has {sorted(known) or 'none'}."
+        )
     return replace(probe, statistics=(*probe.statistics, *(known[extra] for extra in extras)))

@@ -25,7 +25,14 @@ from keelscope.layout import AxisOrder
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Probe, Tap
-from keelscope.rows import Observations, module_calls, module_observations, parameter_calls, parameter_observations, probe_values
+from keelscope.rows import (
+    Observations,
+    module_calls,
+    module_observations,
+    parameter_calls,
+    parameter_observations,
+    probe_values,
+)
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry
 
@@ -60,7 +67,7 @@ class Recorder:
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
-        self.modules.on_any_forward = self.parameters.attach_owner
+        self.modules.on_module = self.parameters.attach_owner
         self.admits: Callable[[bool], bool] = _always
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
         self.current = StepRecord()
@@ -126,9 +133,7 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         lost = {id(self.plan.modules[i].module): why for i, why in self.modules.lost.items()}
         backward = bool(self._with_gradient or self._parameters_seen)
-        return coverage_table(
-            self.plan, Seen(self._called, self._with_gradient, self._parameters_seen, lost, backward)
-        )
+        return coverage_table(self.plan, Seen(self._called, self._with_gradient, self._parameters_seen, lost, backward))
 
     def refresh_labels(self, model: nn.Module) -> None:
         """Label the sites anew: lazy modules have got their class and size by the first forward."""
@@ -153,8 +158,12 @@ class Recorder:
         self.modules.seconds = self.parameters.seconds = 0.0
         return 1e3 * seconds
 
-    def _record_for(self, grad_enabled: bool) -> StepRecord:  # noqa: FBT001 - the one thing a hook knows
-        return self.current if self.admits(grad_enabled) else self.following
+    def _record_for(self, grad_enabled: bool | None) -> StepRecord:
+        if grad_enabled is not None and not self.admits(grad_enabled):
+            return self.following
+        if grad_enabled and not self.current.calls:
+            self.parameters.attach()  # again, for parameters unfrozen since the step began
+        return self.current
 
     def _values(
         self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
@@ -183,7 +192,7 @@ def total_norm(values: NDArray[np.float64]) -> float:
     return float(math.sqrt(np.square(seen).sum())) if seen.size else math.nan
 
 
-def _always(_: bool) -> bool:  # noqa: FBT001 - same signature as `Watch._admits`
+def _always(_: bool) -> bool:
     return True
 
 

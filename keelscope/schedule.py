@@ -33,6 +33,12 @@ class Schedule:
 def as_schedule(every: int | Schedule) -> Schedule:
     """An int as a schedule.
 
+    Args:
+        every: record every n-th step, or a schedule.
+
+    Returns:
+        The schedule.
+
     Raises:
         UsageError: if it is neither a positive int nor a `Schedule`.
     """

@@ -40,7 +40,7 @@ __all__ = ["Watch", "watch"]
 _open_watches: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Watch]] = weakref.WeakKeyDictionary()
 
 
-def watch(
+def watch(  # noqa: PLR0913 - the public interface: every option has a default and a name
     model: nn.Module,
     path: str | Path | None = None,
     *,
@@ -217,7 +217,9 @@ class Watch:
             self._model = None
 
     def _finish(self, *, keep_open_row: bool) -> None:
-        worth = self._complete or (keep_open_row and (self._recorder.current.saw_backward or bool(self._recorder.current.calls)))
+        worth = self._complete or (
+            keep_open_row and (self._recorder.current.saw_backward or bool(self._recorder.current.calls))
+        )
         if self._recording and worth:
             self._close_row()
 
@@ -256,14 +258,18 @@ class Watch:
             scalars["grad_norm_total"] = total_norm(values[gradients[0]]["norm"])
         return scalars
 
-    def _admits(self, grad_enabled: bool) -> bool:  # noqa: FBT001 - what a forward hook knows
+    def _admits(self, grad_enabled: bool) -> bool:
         """Whether a forward belongs to the open row; closes that row if the forward starts the next."""
         if not grad_enabled:
             return not self._complete
         if self._complete:
             self._close_row()
             self._begin_row()
-        elif not self._explicit and self._recorder.current.saw_backward and not self._recorder.parameters.still_accumulating():
+        elif (
+            not self._explicit
+            and self._recorder.current.saw_backward
+            and not self._recorder.parameters.still_accumulating()
+        ):
             self._close_unseen_step()
         return True
 
@@ -287,7 +293,7 @@ class Watch:
             self._recorder.before_step(optimizer)
 
     @contained
-    def _after_step(self, optimizer: Optimizer, done: bool) -> None:  # noqa: FBT001 - given by the clock
+    def _after_step(self, optimizer: Optimizer, done: bool) -> None:
         if self._recording and not self._complete:
             self._recorder.parameters.after_step(optimizer)
         if done:
@@ -322,7 +328,7 @@ def _close_at_exit(close: weakref.WeakMethod[Callable[[], None]]) -> None:
         method()
 
 
-def _admits_nothing(_: bool) -> bool:  # noqa: FBT001 - same signature as `_admits`
+def _admits_nothing(_: bool) -> bool:
     return False
 
 
@@ -332,8 +338,8 @@ def _replace_open_watch(model: nn.Module, new: Watch) -> None:
     old = previous() if previous else None
     if old is not None and not old._closed:
         warnings.warn(
-            "This model was already watched; the earlier watch is closed and its rows are kept. Call close() on it, or use "
-            "`with watch(...)`, to end a watch yourself.",
+            "This model was already watched; the earlier watch is closed and its rows are kept. Call close() on it, or "
+            "use `with watch(...)`, to end a watch yourself.",
             RecordingWarning,
             stacklevel=5,
         )

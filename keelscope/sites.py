@@ -60,6 +60,12 @@ class SitePlan:
 def clean_path(path: str) -> str:
     """A dotted path without what wrappers (compile, FSDP, checkpointing) insert.
 
+    Args:
+        path: as in ``named_modules()``.
+
+    Returns:
+        The path in the user's own model.
+
     Example:
         >>> clean_path("_orig_mod.blocks.0._checkpoint_wrapped_module.mlp")
         'blocks.0.mlp'
@@ -200,19 +206,22 @@ def _chosen(
 
 
 def _predicate(selector: Selector, labels: _Labels) -> Callable[[str, nn.Module], bool]:
-    if selector == "auto":
-        return lambda path, module: _is_auto(path, module, labels)
-    if selector == "leaves":
-        return lambda _, module: not is_container(module) and not any(module.children())
-    if selector == "all":
-        return lambda _, module: not is_container(module) or isinstance(module, nn.Sequential)
     if isinstance(selector, str):
-        return lambda path, _: fnmatchcase(path, selector)
+        return _named_predicate(selector, labels)
     if isinstance(selector, re.Pattern):
         return lambda path, _: selector.search(path) is not None
     if isinstance(selector, type | tuple):
         return lambda _, module: isinstance(module, selector)
     return selector
+
+
+def _named_predicate(name: str, labels: _Labels) -> Callable[[str, nn.Module], bool]:
+    named = {
+        "auto": lambda path, module: _is_auto(path, module, labels),
+        "leaves": lambda _, module: not is_container(module) and not any(module.children()),
+        "all": lambda _, module: not is_container(module) or isinstance(module, nn.Sequential),
+    }
+    return named.get(name, lambda path, _: fnmatchcase(path, name))
 
 
 def _is_auto(path: str, module: nn.Module, labels: _Labels) -> bool:

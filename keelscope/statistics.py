@@ -55,7 +55,7 @@ class Terms:
     name: str
     columns: tuple[str, ...]
     of: Callable[..., Tensor]
-    """Tensors of one observation -> ``[column]`` float64 on their device. No host synchronisation, no random numbers."""
+    """Tensors of one observation -> ``[column]`` float64 on their device; no host synchronisation, no randomness."""
     merge: Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]]
     """Two arrays ``[..., column]`` -> their union; associative and commutative up to rounding."""
     degrees: tuple[int, ...] = ()
@@ -106,9 +106,7 @@ class Statistic:
         return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords)
 
 
-def additive(
-    name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()
-) -> Terms:
+def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()) -> Terms:
     """Terms that merge by addition, the easy way to a new statistic.
 
     Args:
@@ -179,7 +177,9 @@ def _merge_moments(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np
     return np.stack([count, mean, m2, *rest], axis=-1)
 
 
-MOMENTS = Terms("moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0))
+MOMENTS = Terms(
+    "moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0)
+)
 
 
 def _squares_of(tensor: Tensor) -> Tensor:

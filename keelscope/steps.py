@@ -17,6 +17,12 @@ __all__ = ["StepClock", "as_optimizers"]
 def as_optimizers(optimizer: object) -> tuple[Optimizer, ...]:
     """One optimizer, several or none, as a tuple; wrappers with an ``.optimizer`` inside are looked through.
 
+    Args:
+        optimizer: what the user passed as ``optimizer=``.
+
+    Returns:
+        The torch optimizers.
+
     Raises:
         UsageError: if something in it is no optimizer.
     """
