@@ -66,29 +66,31 @@ def chunk_rows(row_bytes: int) -> int:
 def _write_root(file: h5py.File, layout: RunLayout) -> None:
     info = layout.info
     library, _, library_version = info.training_library.partition(" ")
-    file.attrs.update({
-        "Conventions": "CF-1.11",
-        "keelscope_schema": SCHEMA_VERSION,
-        "keelscope_kind": "run",
-        "title": clean_text(info.title),
-        "run_id": clean(info.run_id),
-        "created_at": clean(info.created_at),
-        "creation_library": "keelscope",
-        "creation_library_version": _own_version(),
-        "creation_library_language": "Python",
-        "h5py_version": h5py.version.version,
-        "HDF5_Version": h5py.version.hdf5_version,
-        "training_library": clean(library),
-        "training_library_version": clean(library_version),
-        "model_class": clean(info.model_class),
-        "device": clean(info.device),
-        "n_parameters": np.int64(info.n_parameters),
-        "seed": np.int64(info.seed),
-        "stacks": _json([asdict(stack) for stack in info.stacks]),
-        "run_config": _json(redacted(info.config)),
-        "groups": " ".join(group.name for group in layout.groups),
-        "default": SCALARS,
-    })
+    file.attrs.update(
+        {
+            "Conventions": "CF-1.11",
+            "keelscope_schema": SCHEMA_VERSION,
+            "keelscope_kind": "run",
+            "title": clean_text(info.title),
+            "run_id": clean(info.run_id),
+            "created_at": clean(info.created_at),
+            "creation_library": "keelscope",
+            "creation_library_version": _own_version(),
+            "creation_library_language": "Python",
+            "h5py_version": h5py.version.version,
+            "HDF5_Version": h5py.version.hdf5_version,
+            "training_library": clean(library),
+            "training_library_version": clean(library_version),
+            "model_class": clean(info.model_class),
+            "device": clean(info.device),
+            "n_parameters": np.int64(info.n_parameters),
+            "seed": np.int64(info.seed),
+            "stacks": _json([asdict(stack) for stack in info.stacks]),
+            "run_config": _json(redacted(info.config)),
+            "groups": " ".join(group.name for group in layout.groups),
+            "default": SCALARS,
+        }
+    )
 
 
 def _write_scalars(file: h5py.File, labels: Sequence[str]) -> None:
@@ -107,13 +109,15 @@ def _write_scalars(file: h5py.File, labels: Sequence[str]) -> None:
 
 def _write_group(file: h5py.File, spec: GroupSpec) -> None:
     group = file.create_group(spec.name, track_order=True)
-    group.attrs.update({
-        "statistics": " ".join(statistic.name for statistic in spec.statistics),
-        "keelscope_probe": clean(spec.probe),
-        "probe_version": np.int32(spec.probe_version),
-        "provenance": _json(dict(spec.provenance)),
-        "signal": spec.statistics[0].name,
-    })
+    group.attrs.update(
+        {
+            "statistics": " ".join(statistic.name for statistic in spec.statistics),
+            "keelscope_probe": clean(spec.probe),
+            "probe_version": np.int32(spec.probe_version),
+            "provenance": _json(dict(spec.provenance)),
+            "signal": spec.statistics[0].name,
+        }
+    )
     group.attrs["axes"] = [STEP, SITE]
     steps = _steps(group)
     sites = _write_sites(group, spec.sites)
