@@ -1,17 +1,16 @@
 """Opens single objects of an untrusted HDF5 file, and only the kinds of object that a run file may hold.
 
-HDF5 itself would follow links out of the file, read other files through external storage or virtual datasets, and allocate
-whatever a file declares. `decoding` and `filesource` reach every object by name through the functions here; nothing is
-searched or walked.
+HDF5 itself would follow links out of the file, read other files through external storage or virtual datasets, and
+allocate whatever a file declares. `decoding` and `filesource` reach every object by name through the functions here;
+nothing is searched or walked.
 """
 
 from __future__ import annotations
 
-
 import h5py
 import numpy as np
 
-__all__ = ["Refused", "child_dataset", "child_group", "int_attribute", "read_labels", "text_attribute"]
+__all__ = ["RefusedError", "child_dataset", "child_group", "int_attribute", "read_labels", "text_attribute"]
 
 
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
@@ -25,7 +24,7 @@ _MAX_LABELS = 2**22
 _HEAP_REFERENCE = 16
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The file holds something that a run file may not hold; the message says what."""
 
 
@@ -40,7 +39,7 @@ def child_group(parent: h5py.Group, name: str) -> h5py.Group:
         The group.
 
     Raises:
-        Refused: if it is missing, not a group, or reached by anything but a hard link.
+        RefusedError: if it is missing, not a group, or reached by anything but a hard link.
     """
     _check_link(parent, name, h5py.Group)
     return parent[name]
@@ -59,21 +58,23 @@ def child_dataset(parent: h5py.Group, name: str, kinds: str, ndim: int) -> h5py.
         The dataset; reading any slice of it touches this file only.
 
     Raises:
-        Refused: if it is anything else.
+        RefusedError: if it is anything else.
     """
     _check_link(parent, name, h5py.Dataset)
     dataset = parent[name]
     label = f"{parent.name.rstrip('/')}/{name}"
     plist = dataset.id.get_create_plist()
     if plist.get_layout() not in _LAYOUTS or plist.get_external_count() > 0:
-        raise Refused(f"{label} keeps its data outside the file")
+        raise RefusedError(f"{label} keeps its data outside the file")
     filters = {plist.get_filter(index)[0] for index in range(plist.get_nfilters())}
     if not filters <= _FILTERS:
-        raise Refused(f"{label} uses a filter that run files do not use")
+        raise RefusedError(f"{label} uses a filter that run files do not use")
     is_text = h5py.check_string_dtype(dataset.dtype) is not None
     kind = "O" if is_text else dataset.dtype.kind
     if kind not in kinds or (kind == "O" and not is_text) or dataset.dtype.itemsize > 16 or dataset.ndim != ndim:
-        raise Refused(f"{label} has type {dataset.dtype} and {dataset.ndim} axes, which run files do not have there")
+        raise RefusedError(
+            f"{label} has type {dataset.dtype} and {dataset.ndim} axes, which run files do not have there"
+        )
     _check_size(dataset, label, bool(filters))
     return dataset
 
@@ -89,18 +90,18 @@ def read_labels(parent: h5py.Group, name: str) -> list[str]:
         The texts.
 
     Raises:
-        Refused: if it is not such a dataset, or its texts add up to more than a run file holds.
+        RefusedError: if it is not such a dataset, or its texts add up to more than a run file holds.
     """
     dataset = child_dataset(parent, name, "O", 1)
     if dataset.size > _MAX_LABELS:
-        raise Refused(f"{dataset.name} holds {dataset.size} texts")
+        raise RefusedError(f"{dataset.name} holds {dataset.size} texts")
     budget = _MAX_TEXT
     labels: list[str] = []
     for start in range(0, dataset.size, 256):
         block = dataset.asstr(errors="replace")[start : start + 256].tolist()
         budget -= sum(map(len, block))
         if budget < 0:
-            raise Refused(f"the texts of {dataset.name} are too long")
+            raise RefusedError(f"the texts of {dataset.name} are too long")
         labels += block
     return labels
 
@@ -117,13 +118,13 @@ def text_attribute(owner: h5py.Group | h5py.Dataset, name: str, default: str | N
         The text.
 
     Raises:
-        Refused: if it is missing without a default, not one text, or over 16 MiB.
+        RefusedError: if it is missing without a default, not one text, or over 16 MiB.
     """
     value = _attribute(owner, name)
     if value is None and default is not None:
         return default
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise Refused(f"attribute {name} of {owner.name} is missing or not text")
+        raise RefusedError(f"attribute {name} of {owner.name} is missing or not text")
     return value
 
 
@@ -139,13 +140,13 @@ def int_attribute(owner: h5py.Group | h5py.Dataset, name: str, default: int) -> 
         The number.
 
     Raises:
-        Refused: if it is not one integer.
+        RefusedError: if it is not one integer.
     """
     value = _attribute(owner, name)
     if value is None:
         return default
     if not isinstance(value, np.integer):
-        raise Refused(f"attribute {name} of {owner.name} is not an integer")
+        raise RefusedError(f"attribute {name} of {owner.name} is not an integer")
     return int(value)
 
 
@@ -155,7 +156,7 @@ def _attribute(owner: h5py.Group | h5py.Dataset, name: str) -> object:
     handle = h5py.h5a.open(owner.id, name.encode())
     allowed = h5py.check_string_dtype(handle.dtype) is not None or handle.dtype.kind in "iu"
     if not allowed or handle.shape != () or handle.get_storage_size() > _MAX_TEXT:
-        raise Refused(f"attribute {name} of {owner.name} is neither text nor an integer")
+        raise RefusedError(f"attribute {name} of {owner.name} is neither text nor an integer")
     value = owner.attrs[name]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
@@ -164,11 +165,11 @@ def _check_link(parent: h5py.Group, name: str, kind: type) -> None:
     label = f"{parent.name.rstrip('/')}/{name}"
     link = parent.get(name, getlink=True)
     if link is None:
-        raise Refused(f"{label} is missing")
+        raise RefusedError(f"{label} is missing")
     if not isinstance(link, h5py.HardLink):
-        raise Refused(f"{label} is a link to somewhere else")
+        raise RefusedError(f"{label} is a link to somewhere else")
     if parent.get(name, getclass=True) is not kind:
-        raise Refused(f"{label} is not a {kind.__name__.lower()}")
+        raise RefusedError(f"{label} is not a {kind.__name__.lower()}")
 
 
 def _check_size(dataset: h5py.Dataset, label: str, compressed: bool) -> None:
@@ -177,4 +178,4 @@ def _check_size(dataset: h5py.Dataset, label: str, compressed: bool) -> None:
     chunk = int(np.prod(dataset.chunks or (0,), dtype=object)) * itemsize
     declared = int(np.prod(dataset.shape, dtype=object)) * itemsize
     if chunk > _MAX_CHUNK or declared > stored * (_DEFLATE if compressed else 1) + _SLACK:
-        raise Refused(f"{label} declares {declared} bytes but stores {stored}")
+        raise RefusedError(f"{label} declares {declared} bytes but stores {stored}")

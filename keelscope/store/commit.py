@@ -1,7 +1,7 @@
 """Writes batches of rows into an open run file so that a reader, or a killed process, sees whole rows or none.
 
-Order is the protocol: every data dataset is extended, written and flushed first, then each group's ``step``, which is the
-commit marker, then ``status``. A batch that failed half way is written again at the same place. Called by `worker` only.
+Order is the protocol: every data dataset is extended, written and flushed first, then each group's ``step``, which is
+the commit marker, then ``status``. A batch that failed half way is written again at the same place. Called by `worker`.
 """
 
 from __future__ import annotations
@@ -126,4 +126,4 @@ def _append(dataset: h5py.Dataset, start: int, block: NDArray[np.generic]) -> No
 def _allocation(dataset: h5py.Dataset, n_rows: int) -> int:
     chunk = dataset.chunks
     tiles = math.prod(math.ceil(size / width) for size, width in zip(dataset.shape[1:], chunk[1:], strict=True))
-    return math.ceil(n_rows / chunk[0] + 1) * tiles * math.prod(chunk) * int(dataset.dtype.itemsize)
+    return int(math.ceil(n_rows / chunk[0] + 1) * tiles * math.prod(chunk) * dataset.dtype.itemsize)

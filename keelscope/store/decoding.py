@@ -11,7 +11,14 @@ import re
 import h5py
 
 from keelscope.errors import UnsupportedSchemaError
-from keelscope.store.allowlist import Refused, child_dataset, child_group, int_attribute, read_labels, text_attribute
+from keelscope.store.allowlist import (
+    RefusedError,
+    child_dataset,
+    child_group,
+    int_attribute,
+    read_labels,
+    text_attribute,
+)
 from keelscope.store.names import COVERAGE, SITE, clean, clean_text
 from keelscope.store.schema import (
     SCALARS,
@@ -38,13 +45,13 @@ def check_schema(file: h5py.File) -> None:
         file: an open HDF5 file.
 
     Raises:
-        Refused: if it is not a run file.
+        RefusedError: if it is not a run file.
         UnsupportedSchemaError: if its format has a newer major version.
     """
     found = text_attribute(file, "keelscope_schema", "")
     major, _, _ = found.partition(".")
     if not major.isdecimal():
-        raise Refused("it is HDF5, but keelscope did not write it")
+        raise RefusedError("it is HDF5, but keelscope did not write it")
     if int(major) > int(SCHEMA_VERSION.partition(".")[0]):
         writer = clean(text_attribute(file, "creation_library_version", "unknown"))
         raise UnsupportedSchemaError(
@@ -63,7 +70,7 @@ def read_layout(file: h5py.File) -> RunLayout:
         The layout.
 
     Raises:
-        Refused: if an object is missing or not what a run file holds there.
+        RefusedError: if an object is missing or not what a run file holds there.
     """
     names = _names(text_attribute(file, "groups"))
     return RunLayout(
@@ -107,21 +114,21 @@ def _read_info(file: h5py.File) -> RunInfo:
 def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
     stacks = _json(file, "stacks", "[]")
     if not isinstance(stacks, list):
-        raise Refused("attribute stacks of / is not a list")
+        raise RefusedError("attribute stacks of / is not a list")
     try:
         return tuple(
             Stack(clean(s["path"]), clean(s["kind"]), int(s["length"]), int(s["sublayers"]), bool(s["main"]))
             for s in stacks
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Refused("attribute stacks of / does not describe stacks") from error
+        raise RefusedError("attribute stacks of / does not describe stacks") from error
 
 
 def _read_group(group: h5py.Group, name: str) -> GroupSpec:
     sites = _read_sites(group)
     provenance = _json(group, "provenance", "{}")
     if not isinstance(provenance, dict):
-        raise Refused(f"attribute provenance of /{name} is not a mapping")
+        raise RefusedError(f"attribute provenance of /{name} is not a mapping")
     return GroupSpec(
         name=name,
         statistics=tuple(
@@ -139,12 +146,12 @@ def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec
         not isinstance(group.get(name, getlink=True), h5py.HardLink)
         or group.get(name, getclass=True) is not h5py.Dataset
     ):
-        raise Refused(f"{group.name}/{name} is missing or not a dataset of this file")
+        raise RefusedError(f"{group.name}/{name} is missing or not a dataset of this file")
     dims = tuple(_names(text_attribute(group[name], "extra_axes", "")))
     dataset = child_dataset(group, name, "f", 2 + len(dims))
     coords = {dim: tuple(map(float, child_dataset(group, dim, "f", 1)[()])) for dim in dims}
     if dataset.shape[1:] != (n_sites, *map(len, coords.values())):
-        raise Refused(f"{dataset.name} has shape {dataset.shape}, which does not fit its {n_sites} sites")
+        raise RefusedError(f"{dataset.name} has shape {dataset.shape}, which does not fit its {n_sites} sites")
     return StatisticSpec(
         name=name,
         unit=clean_text(text_attribute(dataset, "units", "")),
@@ -165,13 +172,13 @@ def _read_sites(group: h5py.Group) -> tuple[Site, ...]:
             for path, kind, role, stack, position, size, others in columns
         )
     except ValueError as error:
-        raise Refused(f"the site coordinates of {group.name} do not fit each other") from error
+        raise RefusedError(f"the site coordinates of {group.name} do not fit each other") from error
 
 
 def _read_coverage(group: h5py.Group) -> tuple[CoverageEntry, ...]:
     columns = [read_labels(group, name) for name in ("path", "what", "status", "reason")]
     if len(set(map(len, columns))) > 1:
-        raise Refused(f"the columns of {group.name} do not fit each other")
+        raise RefusedError(f"the columns of {group.name} do not fit each other")
     return tuple(
         CoverageEntry(clean(path), clean(what), clean(status), clean_text(reason))
         for path, what, status, reason in zip(*columns, strict=True)
@@ -180,21 +187,19 @@ def _read_coverage(group: h5py.Group) -> tuple[CoverageEntry, ...]:
 
 def _aliases(text: str) -> tuple[str, ...]:
     names = json.loads(text) if text else []
-    if not isinstance(names, list):
-        raise ValueError("aliases are not a list")
-    return tuple(clean(str(name)) for name in names)
+    return tuple(clean(str(name)) for name in names) if isinstance(names, list) else ()
 
 
 def _json(owner: h5py.Group, name: str, default: str) -> object:
     try:
         value: object = json.loads(text_attribute(owner, name, default))
     except (ValueError, RecursionError) as error:
-        raise Refused(f"attribute {name} of {owner.name} is not JSON") from error
+        raise RefusedError(f"attribute {name} of {owner.name} is not JSON") from error
     return value
 
 
 def _names(text: str) -> list[str]:
     names = text.split()
     if len(names) > _MAX_NAMES or not all(map(_NAME.fullmatch, names)):
-        raise Refused("a list of names holds something that is not a name")
+        raise RefusedError("a list of names holds something that is not a name")
     return names

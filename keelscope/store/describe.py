@@ -61,8 +61,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     for group in run.groups.values():
         names = " ".join(spec.name for spec in group.statistics)
         facts.append((group.name, f"{names}  [{len(group.sites)} sites]"))
-    scalars = [key.partition("/")[2] for key in run.keys() if key.startswith(f"{SCALARS}/")]
-    facts.append((SCALARS, " ".join(scalars)))
+    facts.append((SCALARS, " ".join(run.scalars)))
     missed = sum(entry.status != "observed" for entry in run.coverage)
     if run.coverage:
         facts.append(("coverage", f"{len(run.coverage) - missed} observed, {missed} not"))

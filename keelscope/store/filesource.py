@@ -1,11 +1,12 @@
 """`FileSource`: serves a `Run` from a run file, in whatever state the file is.
 
-`opening` opens the file, `decoding` reads the layout, `allowlist` every dataset. Rows count as recorded up to the commit
-marker ``step``, so a batch that was being written when the process died is not shown.
+`opening` opens the file, `decoding` reads the layout, `allowlist` every dataset. Rows count as recorded up to the
+commit marker ``step``, so a batch that was being written when the process died is not shown.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError, RunFileError, UsageError
-from keelscope.store.allowlist import Refused, child_dataset, child_group
+from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
 from keelscope.store.names import OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file
@@ -22,6 +23,7 @@ from keelscope.store.schema import SCALARS, RunLayout
 __all__ = ["FileSource"]
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
+_Datasets = dict[str, dict[str, h5py.Dataset]]
 
 
 class FileSource:
@@ -38,17 +40,18 @@ class FileSource:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._open()
+        self._handle = _open(path)
+        self._steps = self._handle.committed(path)
 
     @property
     def layout(self) -> RunLayout:
         """What is recorded."""
-        return self._layout
+        return self._handle.layout
 
     @property
     def live(self) -> bool:
         """Whether the file was being written when it was last looked at."""
-        return self._state in {FileState.LIVE, FileState.LIVE_HERE}
+        return self._handle.state in {FileState.LIVE, FileState.LIVE_HERE}
 
     def steps(self, group: str) -> NDArray[np.int64]:
         """Committed steps of a group, as of the last refresh.
@@ -61,26 +64,38 @@ class FileSource:
         """
         return self._steps[group].copy()
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
-        """Rows of one dataset.
+    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows of a statistic or scalar.
 
         Args:
             group: name of the group.
-            name: statistic, scalar, or ``"observed"``.
+            name: statistic or scalar.
             start: first row.
             stop: row after the last.
 
         Returns:
             ``[step, ...]``.
-
-        Raises:
-            NotARunFileError: if these rows cannot be read.
-            UsageError: if the run was closed.
         """
-        if not self._file:
+        return self._slice(group, name, start, stop).astype(np.float64, copy=False)
+
+    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
+        """Rows of which sites were seen.
+
+        Args:
+            group: name of the group.
+            start: first row.
+            stop: row after the last.
+
+        Returns:
+            ``[step, site]``.
+        """
+        return self._slice(group, OBSERVED, start, stop).astype(np.bool_)
+
+    def _slice(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
+        if not self._handle.file:
             raise UsageError(f"{self._path} was closed; open it again with keelscope.open_run.")
         try:
-            values: NDArray[np.generic] = self._datasets[group][name][start:stop]
+            values: NDArray[np.generic] = self._handle.datasets[group][name][start:stop]
         except _DAMAGE as error:
             raise NotARunFileError(f"{self._path} is damaged: {group}/{name} cannot be read ({error}).") from error
         return values
@@ -91,68 +106,84 @@ class FileSource:
         Returns:
             True if there are any.
         """
-        if self._state is FileState.CLOSED or not self._file:
+        old = self._handle
+        if old.state is FileState.CLOSED or not old.file:
             return False
         before = {name: len(steps) for name, steps in self._steps.items()}
-        if self._state is FileState.LIVE:
-            state = file_state(self._path)
-            self._guarded_count(refresh=True)
-            self._state = state
-        else:
-            self.close()
-            self._open()
+        state = file_state(self._path)
+        if old.state is FileState.LIVE:
+            old.refresh(self._path)
+            self._handle = replace(old, state=state)
+        elif state is not FileState.DEAD or old.state is not state:
+            old.file.close()
+            self._handle = _open(self._path, old.layout)
+        self._steps = self._handle.committed(self._path)
         return before != {name: len(steps) for name, steps in self._steps.items()}
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._handle.file.close()
 
-    def _open(self) -> None:
-        self._state = file_state(self._path)
-        self._file = open_file(self._path, self._state)
+
+@dataclass(frozen=True, slots=True)
+class _Handle:
+    """An open run file and its datasets, every one of them checked."""
+
+    state: FileState
+    file: h5py.File
+    layout: RunLayout
+    datasets: _Datasets
+
+    def refresh(self, path: Path) -> None:
         try:
-            check_schema(self._file)
-            self._layout = read_layout(self._file)
-            self._datasets = self._find_datasets()
-            self._count(refresh=False)
-        except Refused as error:
-            self._file.close()
-            raise NotARunFileError(f"{self._path} is not a run file that can be read: {error}.") from error
-        except RunFileError:
-            self._file.close()
-            raise
-        except _DAMAGE as error:
-            self._file.close()
-            raise NotARunFileError(f"{self._path} is damaged: {error}.") from error
-
-    def _find_datasets(self) -> dict[str, dict[str, h5py.Dataset]]:
-        found: dict[str, dict[str, h5py.Dataset]] = {}
-        for spec in self._layout.groups:
-            group = child_group(self._file, spec.name)
-            found[spec.name] = {s.name: child_dataset(group, s.name, "f", 2 + len(s.dims)) for s in spec.statistics}
-            found[spec.name][OBSERVED] = child_dataset(group, OBSERVED, "u", 2)
-            found[spec.name][STEP] = child_dataset(group, STEP, "i", 1)
-        scalars = child_group(self._file, SCALARS)
-        names = {WALL_TIME: WALL_TIME} | scalar_names(scalars)
-        found[SCALARS] = {label: child_dataset(scalars, name, "f", 1) for label, name in names.items()}
-        found[SCALARS][STEP] = child_dataset(scalars, STEP, "i", 1)
-        return found
-
-    def _guarded_count(self, *, refresh: bool) -> None:
-        try:
-            self._count(refresh=refresh)
-        except _DAMAGE as error:
-            raise NotARunFileError(f"{self._path} is damaged: new rows cannot be read ({error}).") from error
-
-    def _count(self, *, refresh: bool) -> None:
-        """Find the committed rows of every group: data can be longer than ``step``, never shorter."""
-        self._steps: dict[str, NDArray[np.int64]] = {}
-        for group, datasets in self._datasets.items():
-            if refresh:
-                for dataset in datasets.values():
+            for columns in self.datasets.values():
+                for dataset in columns.values():
                     dataset.refresh()
-            rows = min(len(dataset) for dataset in datasets.values())
-            self._steps[group] = _committed(datasets[STEP][:rows])
+        except _DAMAGE as error:
+            raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
+
+    def committed(self, path: Path) -> dict[str, NDArray[np.int64]]:
+        """Committed steps of every group: data can be longer than ``step``, never shorter."""
+        try:
+            return {
+                group: _committed(columns[STEP][: min(map(len, columns.values()))])
+                for group, columns in self.datasets.items()
+            }
+        except _DAMAGE as error:
+            raise NotARunFileError(f"{path} is damaged: its steps cannot be read ({error}).") from error
+
+
+def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
+    """Open and check a run file; a layout that is already known from it need not be read again."""
+    state = file_state(path)
+    file = open_file(path, state)
+    try:
+        check_schema(file)
+        layout = layout or read_layout(file)
+        return _Handle(state, file, layout, _find_datasets(file, layout))
+    except RefusedError as error:
+        file.close()
+        raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
+    except RunFileError:
+        file.close()
+        raise
+    except _DAMAGE as error:
+        file.close()
+        raise NotARunFileError(f"{path} is damaged: {error}.") from error
+
+
+def _find_datasets(file: h5py.File, layout: RunLayout) -> _Datasets:
+    found: _Datasets = {}
+    for spec in layout.groups:
+        group = child_group(file, spec.name)
+        found[spec.name] = {s.name: child_dataset(group, s.name, "f", 2 + len(s.dims)) for s in spec.statistics}
+        found[spec.name][OBSERVED] = child_dataset(group, OBSERVED, "u", 2)
+        found[spec.name][STEP] = child_dataset(group, STEP, "i", 1)
+    scalars = child_group(file, SCALARS)
+    names = {WALL_TIME: WALL_TIME} | scalar_names(scalars)
+    found[SCALARS] = {label: child_dataset(scalars, name, "f", 1) for label, name in names.items()}
+    found[SCALARS][STEP] = child_dataset(scalars, STEP, "i", 1)
+    return found
 
 
 def _committed(steps: NDArray[np.int64]) -> NDArray[np.int64]:

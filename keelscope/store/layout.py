@@ -75,9 +75,7 @@ def _check_group(group: GroupSpec) -> None:
     for spec in group.statistics:
         for dim in spec.dims:
             if tuple(spec.coords[dim]) != axes[dim]:
-                raise UsageError(
-                    f"Axis {dim!r} of {group.name!r} has two sets of coordinates; give one of them a new name."
-                )
+                raise UsageError(f"Axis {dim!r} of {group.name!r} has two sets of coordinates; rename one of them.")
 
 
 def _check_axes(group: str, spec: StatisticSpec) -> None:

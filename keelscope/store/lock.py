@@ -1,8 +1,8 @@
 """Says whether the writer of a run file is alive: a locked file in ``NAME.h5.parts/`` for as long as it is.
 
-POSIX record locks (`fcntl.lockf`), because the kernel drops them when the process dies, also by kill -9, and a forked child
-does not inherit them. They have one trap: closing any descriptor of the lock file drops the lock of the whole process, so
-the process that writes must never open the lock file a second time. It recognises itself by the note beside the lock.
+POSIX record locks (`fcntl.lockf`), because the kernel drops them when the process dies, also by kill -9, and a forked
+child does not inherit them. They have one trap: closing any descriptor of the lock file drops the lock of the whole
+process, so the process that writes must never open it a second time. It knows itself by the note beside the lock.
 `destination` takes the lock; `opening` asks `find_writer`.
 """
 
@@ -129,7 +129,7 @@ def _read_note(folder: Path) -> tuple[int, int]:
 
 
 def _identity(pid: int) -> tuple[int, int]:
-    """The process id and the clock ticks from boot to its start, which tells it from an earlier one with the same id."""
+    """Process id, and the clock ticks from boot to its start, which tell it from an earlier one of that id."""
     try:
         return pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):

@@ -6,7 +6,7 @@ Used where no path is given: `keelscope.report` on a model, tests, short looks i
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
 from keelscope.store.layout import row_shape
@@ -92,14 +92,14 @@ class _Column:
         self._data: NDArray[np.generic] = np.empty((4, *row), dtype)
         self.size = 0
 
-    def append(self, value: object) -> None:
+    def append(self, value: ArrayLike) -> None:
         if self.size == len(self._data):
             self._data = np.concatenate([self._data, np.empty_like(self._data)])
         self._data[self.size] = value
         self.size += 1
 
     def rows(self, start: int, stop: int) -> NDArray[np.generic]:
-        return self._data[start:stop].copy()
+        return self._data[start:stop]
 
 
 class _MemorySource:
@@ -118,8 +118,11 @@ class _MemorySource:
     def steps(self, group: str) -> NDArray[np.int64]:
         return self._table.columns[group, STEP].rows(0, self._sizes[group]).astype(np.int64)
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
-        return self._table.columns[group, name].rows(start, stop)
+    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        return self._table.columns[group, name].rows(start, stop).astype(np.float64)
+
+    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
+        return self._table.columns[group, OBSERVED].rows(start, stop).astype(np.bool_)
 
     def refresh(self) -> bool:
         sizes = {group: column.size for (group, name), column in self._table.columns.items() if name == STEP}

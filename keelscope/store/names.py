@@ -49,7 +49,7 @@ def check_name(name: str, what: str) -> None:
     """
     if not _IDENTIFIER.fullmatch(name) or len(name) > 64 or name in RESERVED:
         raise UsageError(
-            f"{what} cannot be called {name!r}: use at most 64 letters, digits and underscores, starting with a letter, "
+            f"{what} cannot be called {name!r}: use at most 64 letters, digits and underscores, a letter first, "
             f"and none of {', '.join(sorted(RESERVED))}."
         )
 

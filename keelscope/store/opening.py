@@ -1,10 +1,11 @@
 """Opens a run file in the one way that suits its state, which is read from the superblock before HDF5 sees the file.
 
-A file that another process is writing opens for SWMR reading. Every other file opens behind a read-only view of its bytes: if
-its writer died, the view shows HDF5 the superblock that a close would have left, so the file itself is not touched and a
-SWMR reader, which can wait for ever on a damaged file, is not risked. The view also keeps this process's handles apart:
-HDF5 shares one state among all handles of a file in a process, so a SWMR reader beside the writer would keep the file
-open after the writer closed it, and a second library would be refused over its locking flags. Used by `filesource`.
+A file that another process is writing opens for SWMR reading. Every other file opens behind a read-only view of its
+bytes: if its writer died, the view shows HDF5 the superblock that a close would have left, so the file itself is not
+touched and a SWMR reader, which can wait for ever on a damaged file, is not risked. The view also keeps this process's
+handles apart: HDF5 shares one state among all handles of a file in a process, so a SWMR reader beside the writer would
+keep the file open after the writer closed it, and other libraries would be refused over their locking flags. Used by
+`filesource`.
 """
 
 from __future__ import annotations
@@ -69,13 +70,12 @@ def open_file(path: Path, state: FileState) -> h5py.File:
     Raises:
         NotARunFileError: if HDF5 cannot read it.
     """
+    view = None if state is FileState.LIVE else ClosedView(_open(path))
     try:
-        if state is FileState.LIVE:
-            return h5py.File(path, "r", swmr=True, locking=False)
-        return h5py.File(ClosedView(_open(path)), "r")
+        return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False)
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        if isinstance(error, RunFileError):
-            raise
+        if view:
+            view.close()
         raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
 
 

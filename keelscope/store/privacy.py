@@ -20,7 +20,7 @@ def redacted(config: Mapping[str, object]) -> dict[str, object]:
     """The configuration as JSON values without secrets.
 
     Text under a key that ends in key, token, secret, password or credential becomes ``"(removed)"``; text over 10,000
-    characters is cut; NaN and infinities, which JSON lacks, become text; anything else that JSON lacks becomes its `str`.
+    characters is cut; NaN and infinities, which JSON lacks, become text; anything else JSON lacks becomes its `str`.
 
     Args:
         config: the configuration as given.
@@ -42,14 +42,18 @@ def _value(key: str, value: object) -> object:
         return [_value(key, entry) for entry in value]
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, Integral):
-        return int(value)
     if isinstance(value, Real):
-        return float(value) if math.isfinite(value) else str(float(value))
+        return _number(value)
     text = str(value)
     if _SECRET.search(_words(key)):
         return "(removed)"
     return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + " (cut)"
+
+
+def _number(value: Real) -> object:
+    if isinstance(value, Integral):
+        return int(value)
+    return float(value) if math.isfinite(value) else str(float(value))
 
 
 def _words(key: str) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
-from keelscope.store.names import OBSERVED, WALL_TIME
+from keelscope.store.names import WALL_TIME
 from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
 from keelscope.store.series import Series
 
@@ -40,8 +40,11 @@ class RunSource(Protocol):
     def steps(self, group: str) -> NDArray[np.int64]:
         """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
-        """Rows ``start:stop`` of one dataset, ``[step, ...]``; ``name`` is a statistic, a scalar, or ``"observed"``."""
+    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
+        """Rows ``start:stop`` of a statistic or scalar, ``[step, ...]``."""
+
+    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
+        """Rows ``start:stop`` of which sites were seen, ``[step, site]``."""
 
     def refresh(self) -> bool:
         """Look for new rows; True if there are any."""
@@ -96,6 +99,11 @@ class Run:
         return self._source.layout.coverage
 
     @property
+    def scalars(self) -> tuple[str, ...]:
+        """Names of the scalar series; ``wall_time``, in seconds since the run was created, is always among them."""
+        return tuple(dict.fromkeys((*self._source.layout.scalars, WALL_TIME)))
+
+    @property
     def live(self) -> bool:
         """Whether the run was still being written when it was opened or last refreshed."""
         return self._source.live
@@ -112,8 +120,7 @@ class Run:
             ``"group/statistic"`` in recorded order, then ``"scalars/name"``.
         """
         statistics = [f"{group.name}/{spec.name}" for group in self.groups.values() for spec in group.statistics]
-        scalars = dict.fromkeys((*self._source.layout.scalars, WALL_TIME))
-        return [*statistics, *(f"{SCALARS}/{name}" for name in scalars)]
+        return [*statistics, *(f"{SCALARS}/{name}" for name in self.scalars)]
 
     def read(self, key: str, start: int | None = None, stop: int | None = None) -> Series:
         """Some rows of one series.
@@ -132,15 +139,12 @@ class Run:
         group, _, name = key.partition("/")
         steps = self._source.steps(group) if group == SCALARS or group in self.groups else np.empty(0, np.int64)
         first, last, _ = slice(start, stop).indices(len(steps))
-        if group == SCALARS and (name in self._source.layout.scalars or name == WALL_TIME):
-            values = self._source.read(group, name, first, max(first, last))
-            unit, doc = ("s", "seconds since the run was created") if name == WALL_TIME else ("", "")
-            return Series(key, values, steps[first:last], unit=unit, doc=doc)
         spec = self._statistic(group, name)
         if spec is None:
             raise SeriesNotFoundError(self._not_found(key))
         values = self._source.read(group, name, first, max(first, last))
-        return Series(key, values, steps[first:last], self.groups[group].sites, spec.unit, spec.doc, spec.dims)
+        sites = self.groups[group].sites if group in self.groups else ()
+        return Series(key, values, steps[first:last], sites, spec.unit, spec.doc, spec.dims)
 
     def get(self, key: str) -> Series | None:
         """One series, or None.
@@ -170,7 +174,7 @@ class Run:
         if group not in self.groups:
             raise SeriesNotFoundError(self._not_found(group))
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
-        return self._source.read(group, OBSERVED, first, max(first, last)).astype(np.bool_)
+        return self._source.observed(group, first, max(first, last))
 
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.
@@ -195,6 +199,13 @@ class Run:
         return to_tree(self)
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
+        if group == SCALARS and name in self.scalars:
+            is_time = name == WALL_TIME and name not in self._source.layout.scalars
+            return (
+                StatisticSpec(name, "s", "seconds since the run was created")
+                if is_time
+                else StatisticSpec(name, "", "")
+            )
         if group not in self.groups:
             return None
         return next((spec for spec in self.groups[group].statistics if spec.name == name), None)

@@ -1,8 +1,8 @@
 """The first 48 bytes of an HDF5 file: whether it is closed, being written, or cut off, read without HDF5.
 
-Layout and checksum follow the HDF5 file format specification 3.0, section II.A (superblock versions 2 and 3): signature,
-version, sizes, consistency flags at byte 11, base address, extension address, end of file at 28..36, root address, and
-Bob Jenkins' lookup3 checksum of the first 44 bytes. `opening` decides by it how to open a run file.
+Layout and checksum follow the HDF5 file format specification 3.0, section II.A (superblock versions 2 and 3):
+signature, version, sizes, consistency flags at byte 11, base address, extension address, end of file at 28..36, root
+address, and Bob Jenkins' lookup3 checksum of the first 44 bytes. `opening` decides by it how to open a run file.
 """
 
 from __future__ import annotations

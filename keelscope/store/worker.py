@@ -1,7 +1,7 @@
 """The writer thread: takes packed rows from a bounded queue and commits them, and never lets an error reach training.
 
-`writer.RunWriter` owns one. A row is committed when 16 are waiting or the oldest waits for a second. When the disk is full or
-gone, recording stops, rows are counted as dropped, and writing is tried again after a minute.
+`writer.RunWriter` owns one. A row is committed when 16 are waiting or the oldest waits for a second. When the disk is
+full or gone, recording stops, rows are counted as dropped, and writing is tried again after a minute.
 """
 
 from __future__ import annotations
