@@ -123,7 +123,9 @@ def _plugin_commands(package: str, add_command: Any) -> dict[str, Any]:
         return dict(typer.main.get_group(app).commands)
     except Exception as error:  # a foreign package may raise anything, the other commands must go on
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"plugin {package} is left out: its commands do not load ({reason}).", PluginWarning, stacklevel=2)
+        warnings.warn(
+            f"plugin {package} is left out: its commands do not load ({reason}).", PluginWarning, stacklevel=2
+        )
         return {}
 
 

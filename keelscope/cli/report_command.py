@@ -41,8 +41,12 @@ def add_command(app: typer.Typer) -> None:
 
 
 def report_target(
-    target: Annotated[str, typer.Argument(help="Run file, or model: pkg.mod:factory, file.py:factory, hf:, timm:, scheme:, ...")],
-    form: Annotated[Format | None, typer.Option("--format", "-f", help="Default: from --output's suffix, else text.")] = None,
+    target: Annotated[
+        str, typer.Argument(help="Run file, or model: pkg.mod:factory, file.py:factory, hf:, timm:, scheme:, ...")
+    ],
+    form: Annotated[
+        Format | None, typer.Option("--format", "-f", help="Default: from --output's suffix, else text.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Same as --format json.")] = False,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write to a file.")] = None,
     unfold: Annotated[bool, typer.Option("--all", help="Show every layer of a deep stack.")] = False,
@@ -55,3 +59,6 @@ def report_target(
     seed: Annotated[int, typer.Option(help="Seed of a model's weights and input.")] = 0,
 ) -> None:
     """Report how gradients flow through a recorded run or a model, layer by layer."""
+    verdicts = _verdicts(fail_on)
+    chosen = _format(form, output, json=json)
+    from keelscope.targets.target import is_model_target

@@ -27,7 +27,9 @@ def add_command(app: typer.Typer) -> None:
 
 
 def train_schemes(
-    schemes: Annotated[list[str], typer.Argument(metavar="SCHEME...", help="Residual schemes; keel?alpha=2 sets an option.")],
+    schemes: Annotated[
+        list[str], typer.Argument(metavar="SCHEME...", help="Residual schemes; keel?alpha=2 sets an option.")
+    ],
     depth: Annotated[int, typer.Option(help="Residual sub-layers; a block is two.")] = 64,
     width: Annotated[int, typer.Option(help="Features of the stream.")] = 64,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
