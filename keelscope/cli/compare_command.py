@@ -48,7 +48,7 @@ def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
     """
     from keelscope.diagnosis import diagnose
     from keelscope.report import compare
-    from keelscope.store import open_run
+    from keelscope.store.reader import open_run
 
     with ExitStack() as stack:
         reports = [diagnose(stack.enter_context(open_run(path))) for path in paths]

@@ -91,11 +91,11 @@ def rules() -> list[Row]:
     """One row per rule of the diagnosis.
 
     Returns:
-        Rows with name, meaning and package.
+        Rows with name and meaning.
     """
-    from keelscope.diagnosis.rules import available_rules
+    from keelscope.diagnosis.rules import all_rules, rule_name
 
-    return [{"name": name, "meaning": first_sentence(rule)} for name, rule in available_rules().items()]
+    return [{"name": rule_name(rule), "meaning": first_sentence(rule)} for rule in all_rules()]
 
 
 def schemes() -> list[Row]:

@@ -99,13 +99,13 @@ def record(scheme: str, model: nn.Module, plan: Plan, advance: Callable[[str, fl
     Returns:
         Where it was recorded and what came of the training.
     """
-    import keelscope as ks
+    from keelscope.session import watch as open_watch
     from keelscope.training import Trainer
 
     trainer = Trainer(model, plan.text, plan.training)
     config = {"scheme": scheme, "text": plan.text.title, **plan.sizes, **_settings(plan.training)}
     path = plan.folder / file_name(scheme)
-    watch = ks.watch(model, path, optimizer=trainer.optimizer, every=plan.every, config=config)
+    watch = open_watch(model, path, optimizer=trainer.optimizer, every=plan.every, config=config)
     result: TrainingResult | None = None
     try:
         with watch:

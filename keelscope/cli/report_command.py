@@ -59,3 +59,6 @@ def report_target(
     seed: Annotated[int, typer.Option(help="Seed of a model's weights and input.")] = 0,
 ) -> None:
     """Report how gradients flow through a recorded run or a model, layer by layer."""
+    verdicts = _verdicts(fail_on)
+    chosen = _format(form, output, json=json)
+    from keelscope.targets.target import is_model_target

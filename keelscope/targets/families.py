@@ -80,7 +80,10 @@ def _scheme(name: str, options: Options) -> tuple[nn.Module, str]:
 
     if name not in SCHEMES:
         raise UnknownNameError(f"there is no scheme {name!r}{suggestion(name, SCHEMES)}")
-    model = _guarded(lambda: build_model(name, **options), f"scheme:{name}")
+    try:
+        model = build_model(name, **options)
+    except ValueError as error:
+        raise TargetError(f"scheme:{name}: {error}.") from error
     return model, f"int64[4,64]<{options.get('vocabulary', 256)}"
 
 

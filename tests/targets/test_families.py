@@ -149,8 +149,10 @@ def test_scheme():
 def test_scheme_sentences():
     with pytest.raises(UnknownNameError, match=r"there is no scheme 'keal'; did you mean keel"):
         resolve("scheme:keal")
-    with pytest.raises(FactoryError, match="scheme:keel could not be built"):
+    with pytest.raises(TargetError, match="scheme:keel: scheme keel has no option 'depht': did you mean 'depth'"):
         resolve("scheme:keel?depht=4")
+    with pytest.raises(TargetError, match="scheme:keel: depth = 7 is odd"):
+        resolve("scheme:keel?depth=7")
 
 
 @pytest.mark.parametrize(

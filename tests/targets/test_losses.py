@@ -140,9 +140,7 @@ def test_own_loss(tmp_path, monkeypatch):
 
 
 def test_unknown_names():
-    with pytest.raises(
-        LossError, match=r"there is no loss 'mse'; use auto, sum, lm, cross_entropy or pkg"
-    ):
+    with pytest.raises(LossError, match=r"there is no loss 'mse'; use auto, sum, lm, cross_entropy or pkg"):
         choose("mse")
     with pytest.raises(TargetError, match="no module nowhere_at_all"):
         choose("nowhere_at_all:f")
