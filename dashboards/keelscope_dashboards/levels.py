@@ -1,0 +1,208 @@
+"""`Levels`: a series as decades over the layer axis, with zero, NaN, Inf and "not observed" kept apart.
+
+Between `keelscope.store.series.Series` and everything drawn: `figures` draws levels directly, `pooling` reduces them
+to a bounded number of columns for the browser. The only arithmetic is what drawing needs: log10, the root of the
+squares when a layer owns several parameters, and the distance to a stated reference at the same step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from keelscope.store.schema import Site
+    from keelscope.store.series import Series
+    from keelscope_dashboards.panels import Reference
+
+__all__ = ["Kind", "LayerAxis", "Levels", "layer_axis", "levels_of"]
+
+SIDE_SHARE = 1 / 32  # layers at one end whose median is the reference of that side
+
+
+class Kind(IntEnum):
+    """What a cell holds; when several cells share a pixel the largest kind is shown."""
+
+    ABSENT = 0
+    VALUE = 1
+    ZERO = 2
+    NAN = 3
+    INF = 4
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAxis:
+    """The layers of a series from the input side to the output side."""
+
+    labels: tuple[str, ...]
+    """Dotted path of each layer."""
+    types: tuple[str, ...]
+    """Class name of each layer."""
+    members: tuple[tuple[int, ...], ...]
+    """Indices on the site axis that make up each layer; empty if none was observed."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def gather(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Values on the layer axis: as they are, or the root of the sum of squares where a layer has several sites.
+
+        Args:
+            values: ``[step, site]``.
+
+        Returns:
+            ``[step, layer]``.
+        """
+        wide = np.asarray(values, dtype=np.float64)
+        if all(len(member) == 1 for member in self.members):
+            return wide[:, [member[0] for member in self.members]]
+        columns = [_root_of_squares(wide[:, list(member)]) for member in self.members]
+        return np.stack(columns, axis=1) if columns else np.empty((len(wide), 0))
+
+
+def _root_of_squares(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if values.shape[1] == 0:
+        return np.full(len(values), np.nan)
+    return np.asarray(np.sqrt(np.square(values).sum(axis=1)), dtype=np.float64)
+
+
+def layer_axis(sites: tuple[Site, ...], *, stack: str | None = None, unobserved: Collection[str] = ()) -> LayerAxis:
+    """The layers among the sites: the entries of the main stack, or every site when there is no stack.
+
+    Args:
+        sites: the site axis of a group.
+        stack: path of the main stack; the one with most entries among the sites if None.
+        unobserved: paths that were never observed; they are left out of the layer that owns them.
+
+    Returns:
+        The axis in execution order, the input side first.
+    """
+    main = _longest_stack(sites) if stack is None else stack
+    entries = _entries(sites, main) if main else {}
+    if not entries:
+        entries = {i: [i] for i in range(len(sites))}
+    heads = [sites[members[0]] for members in entries.values()]
+    parameters = any(head.role == "parameter" for head in heads)
+    labels = [_layer_path(head) if parameters and main else head.path for head in heads]
+    members = tuple(tuple(i for i in members if sites[i].path not in unobserved) for members in entries.values())
+    return LayerAxis(tuple(labels), tuple(head.kind for head in heads), members)
+
+
+def _longest_stack(sites: tuple[Site, ...]) -> str:
+    counts: dict[str, set[int]] = {}
+    for site in sites:
+        if site.stack and site.position >= 0 and site.role in {"layer", "parameter"}:
+            counts.setdefault(site.stack, set()).add(site.position)
+    return max(counts, key=lambda path: len(counts[path]), default="")
+
+
+def _entries(sites: tuple[Site, ...], stack: str) -> dict[int, list[int]]:
+    """Site indices of each stack entry, by position."""
+    entries: dict[int, list[int]] = {}
+    for i, site in enumerate(sites):
+        if site.stack == stack and site.position >= 0 and site.role in {"layer", "parameter"}:
+            entries.setdefault(site.position, []).append(i)
+    return dict(sorted(entries.items()))
+
+
+def _layer_path(site: Site) -> str:
+    """Path of the stack entry that a parameter belongs to: the stack's path and one more component."""
+    depth = site.stack.count(".") + 2
+    return ".".join(site.path.split(".")[:depth])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Levels:
+    """log10 of one series over the layer axis."""
+
+    decades: NDArray[np.float32]
+    """``[step, layer]``; 0 where `kinds` is not ``VALUE``."""
+    kinds: NDArray[np.uint8]
+    """``[step, layer]`` of `Kind`."""
+    reference: NDArray[np.float32]
+    """``[step]``: the level each row is compared with."""
+    steps: NDArray[np.int64]
+    """``[step]``."""
+
+    @property
+    def deviations(self) -> NDArray[np.float32]:
+        """``[step, layer]``: decades above the reference of the same step; 0 where `kinds` is not ``VALUE``."""
+        return np.where(self.kinds == Kind.VALUE, self.decades - self.reference[:, None], np.float32(0))
+
+    def marked(self, *, absolute: bool) -> NDArray[np.float64]:
+        """Decades as one array with IEEE marks: -inf for exactly 0, inf for Inf, NaN for NaN and not observed.
+
+        Args:
+            absolute: log10 of the value itself instead of the distance to the reference.
+
+        Returns:
+            ``[step, layer]``; ``10 ** marked(absolute=True)`` is the series.
+        """
+        out = (self.decades if absolute else self.deviations).astype(np.float64)
+        out[self.kinds == Kind.ZERO] = -np.inf
+        out[self.kinds == Kind.INF] = np.inf
+        out[(self.kinds == Kind.NAN) | (self.kinds == Kind.ABSENT)] = np.nan
+        return out
+
+
+def levels_of(
+    series: Series, axis: LayerAxis, *, reference: Reference = "output", nonfinite: NDArray[np.floating] | None = None
+) -> Levels:
+    """The levels of a series.
+
+    Args:
+        series: values ``[step, site]`` in linear units, or already in decades when the unit starts with ``log10``.
+        axis: the layers among the sites of the series.
+        reference: what each row is compared with.
+        nonfinite: ``nonfinite_count`` of the same group and rows ``[step, site]``; tells NaN from not observed.
+
+    Returns:
+        Levels of the same rows.
+    """
+    values = axis.gather(series.values)
+    counts = None if nonfinite is None else axis.gather(nonfinite)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = values if series.unit.startswith("log10") else np.log10(values)
+    kinds = _kinds(logs, counts)
+    decades = np.where(kinds == Kind.VALUE, logs, 0.0).astype(np.float32)
+    return Levels(decades, kinds, _reference(decades, kinds, reference), np.asarray(series.steps, dtype=np.int64))
+
+
+def _kinds(logs: NDArray[np.float64], counts: NDArray[np.float64] | None) -> NDArray[np.uint8]:
+    kinds = np.full(logs.shape, Kind.VALUE, dtype=np.uint8)
+    kinds[np.isneginf(logs)] = Kind.ZERO
+    kinds[np.isposinf(logs)] = Kind.INF
+    missing = np.isnan(logs)
+    absent = np.broadcast_to(missing.all(axis=1, keepdims=True), missing.shape) if counts is None else ~(counts > 0)
+    kinds[missing] = np.where(absent[missing], Kind.ABSENT, Kind.NAN)
+    return kinds
+
+
+def _reference(decades: NDArray[np.float32], kinds: NDArray[np.uint8], reference: Reference) -> NDArray[np.float32]:
+    """Median level of the reference layers per row; of the whole row where those hold no value, else 0."""
+    steps, layers = decades.shape
+    if reference == "none" or layers == 0:
+        return np.zeros(steps, dtype=np.float32)
+    known = np.where(kinds == Kind.VALUE, decades, np.float32(np.nan))
+    side = max(1, round(layers * SIDE_SHARE))
+    chosen = {"output": known[:, layers - side :], "input": known[:, :side], "median": known}[reference]
+    medians = _nanmedian(chosen)
+    fallback = np.isnan(medians)
+    if fallback.any():
+        medians[fallback] = _nanmedian(known[fallback])
+    return np.nan_to_num(medians, nan=0.0)
+
+
+def _nanmedian(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Median per row of the entries that are not NaN; NaN for a row without any."""
+    out = np.full(len(values), np.nan, dtype=np.float32)
+    some = ~np.isnan(values).all(axis=1)
+    out[some] = np.nanmedian(values[some], axis=1)
+    return out

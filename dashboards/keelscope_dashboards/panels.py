@@ -1,0 +1,87 @@
+"""The panels of the dashboard: which series can be drawn over depth and steps. One new panel = one entry of `PANELS`.
+
+`levels` turns the series of a panel into decades on the layer axis; the app, the figures and the metric switch read
+everything else (title, symbol, reference) from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["PANELS", "Panel", "Reference", "panel_of"]
+
+Reference = Literal["output", "input", "median", "none"]
+"""What a level is compared with at the same step: the output side, the input side, the depth median, nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One series drawn as layer x step."""
+
+    name: str
+    """Short name in the address bar."""
+    title: str
+    key: str
+    """``group/statistic`` in the run file."""
+    symbol: str
+    reference: Reference
+    doc: str
+    """One sentence for the reader of the chart."""
+
+    @property
+    def group(self) -> str:
+        """The group of the series."""
+        return self.key.partition("/")[0]
+
+
+PANELS = (
+    Panel(
+        "gradient",
+        "Gradient RMS",
+        "gradients/rms",
+        "RMS(∂L/∂x)",
+        "output",
+        "Root mean square of the loss gradient at each layer's output.",
+    ),
+    Panel(
+        "late-token",
+        "Late-token level",
+        "gradients/late_token_level",
+        "late ‖∂L/∂x‖",
+        "output",
+        "Geometric mean of the per-token gradient norms over the later half of the positions.",
+    ),
+    Panel(
+        "variance",
+        "Output variance",
+        "outputs/variance",
+        "Var(x)",
+        "input",
+        "Variance of each layer's output.",
+    ),
+    Panel(
+        "parameter-gradient",
+        "Parameter gradient",
+        "parameter_gradients/norm",
+        "‖∂L/∂θ‖",
+        "median",
+        "Norm of the gradient of all parameters of a layer together.",
+    ),
+)
+
+
+def panel_of(key: str) -> Panel | None:
+    """The panel that draws a series.
+
+    Args:
+        key: ``group/statistic``.
+
+    Returns:
+        The panel, or None if the series has none.
+
+    Example:
+        >>> panel_of("outputs/variance").reference
+        'input'
+    """
+    return next((panel for panel in PANELS if panel.key == key), None)
