@@ -19,9 +19,9 @@ from keelscope.statistics import Terms
 
 __all__ = ["Board", "Fetched", "Slot"]
 
-Slot = tuple[str, Terms, int]
+Slot = tuple[torch.device, Terms, int]
 """Device, terms, index."""
-Fetched = dict[tuple[str, Terms], NDArray[np.float64]]
+Fetched = dict[tuple[torch.device, Terms], NDArray[np.float64]]
 """Terms by device, ``[observation, column]``."""
 
 
@@ -29,7 +29,7 @@ class Board:
     """Terms of one step, still on their devices."""
 
     def __init__(self) -> None:
-        self._parts: dict[tuple[str, Terms], list[Tensor]] = defaultdict(list)
+        self._parts: dict[tuple[torch.device, Terms], list[Tensor]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def put(self, terms: Terms, tensors: tuple[Tensor, ...]) -> Slot:
@@ -42,13 +42,31 @@ class Board:
         Returns:
             Where the terms will be found after `fetch`.
         """
-        with torch.no_grad():
-            values = terms.of(*tensors)  # [column]
-        key = (str(values.device), terms)
+        values = terms.of(*tensors)  # [column]
+        key = (values.device, terms)
         with self._lock:  # autograd calls hooks from one thread per device
             parts = self._parts[key]
             parts.append(values)
             return (*key, len(parts) - 1)
+
+    def put_many(self, terms: Terms, tensors: list[Tensor]) -> list[Slot]:
+        """`put` for many one-tensor observations, in one call per device where the terms know how.
+
+        Args:
+            terms: what to compute.
+            tensors: one per observation.
+
+        Returns:
+            One slot per tensor, in order.
+        """
+        if terms.of_many is None or len({tensor.device for tensor in tensors}) != 1:
+            return [self.put(terms, (tensor,)) for tensor in tensors]
+        rows = terms.of_many(tensors).unbind()
+        key = (rows[0].device, terms)
+        with self._lock:
+            start = len(self._parts[key])
+            self._parts[key].extend(rows)
+        return [(*key, start + row) for row in range(len(rows))]
 
     def fetch(self) -> Fetched:
         """Bring everything to the host, one transfer per device.
@@ -56,7 +74,7 @@ class Board:
         Returns:
             ``[observation, column]`` for each device and terms.
         """
-        by_device: dict[str, list[tuple[tuple[str, Terms], Tensor]]] = defaultdict(list)
+        by_device: dict[torch.device, list[tuple[tuple[torch.device, Terms], Tensor]]] = defaultdict(list)
         for key, values in self._parts.items():
             by_device[key[0]].append((key, torch.stack(values)))  # [observation, column]
         fetched: Fetched = {}

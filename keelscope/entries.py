@@ -6,12 +6,13 @@ tensors. Half-precision sums overflow at 65504 and float32 squares underflow bel
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-__all__ = ["blocks", "implicit_zeros", "is_measurable", "local_shard", "stored"]
+__all__ = ["blocks", "constant", "implicit_zeros", "is_measurable", "local_shard", "stored"]
 
 _CACHED_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
@@ -51,7 +52,13 @@ def stored(tensor: Tensor) -> Tensor:
         >>> stored(torch.tensor([3 + 4j])).tolist()
         [3.0, 4.0]
     """
-    values = local_shard(tensor.detach())
+    if type(tensor) is Tensor and tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_complex()):
+        return tensor.reshape(-1) if tensor.is_contiguous() else _in_storage_order(tensor)
+    return _stored_otherwise(local_shard(tensor.detach()))
+
+
+def _stored_otherwise(values: Tensor) -> Tensor:
+    """`stored` for layouts and dtypes that need work, and for tensor subclasses."""
     if values.layout != torch.strided and not values.is_nested:
         values = values.coalesce().values() if values.layout == torch.sparse_coo else values.values()
     if values.is_nested:
@@ -68,7 +75,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 def implicit_zeros(tensor: Tensor) -> int:
     """Number of entries a sparse tensor does not store; 0 for every other layout."""
-    if tensor.layout == torch.strided or tensor.is_nested or tensor.layout == torch.jagged:
+    if tensor.layout is torch.strided or tensor.is_nested or tensor.layout == torch.jagged:
         return 0
     width = 2 if tensor.is_complex() else 1
     return width * tensor.numel() - stored(tensor).numel()
@@ -83,9 +90,17 @@ def blocks(vector: Tensor) -> Iterator[Tensor]:
     Yields:
         ``[<= block]`` in float64, never sharing memory with `vector`.
     """
-    size = _CACHED_BLOCK if vector.device.type == "cpu" else _DEVICE_BLOCK
-    for piece in vector.split(size):
-        yield piece.to(torch.float64, copy=True)
+    size = _CACHED_BLOCK if vector.is_cpu else _DEVICE_BLOCK
+    if vector.numel() <= size:
+        yield vector.to(torch.float64, copy=True)
+    else:
+        yield from (piece.to(torch.float64, copy=True) for piece in vector.split(size))
+
+
+@functools.lru_cache(maxsize=1024)
+def constant(value: float, device: torch.device) -> Tensor:
+    """A float64 scalar on a device, made once: counts repeat from call to call."""
+    return torch.tensor(value, dtype=torch.float64, device=device)
 
 
 def _in_storage_order(values: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
         >>> [path for path, _ in floating_leaves(output)]
         ['h.0', 'a']
     """
+    if type(value) is Tensor:
+        return [("", value)] if is_measurable(value) else []
     return list(_walk(value, "", 0))
 
 

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from keelscope.board import Slot
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
+from keelscope.statistics import Terms
 
 __all__ = ["ParameterHooks"]
 
@@ -36,6 +38,7 @@ class ParameterHooks:
         self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
         self._probes = [tuple(p for p in probes if not p.tap.of_module and p.fits(w.owner)) for w in parameters]
         self._taps = {probe.tap for found in self._probes for probe in found}
+        self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._leaf_always = leaf_always
         self._handles = ExitStack()
         self._hooked: set[int] = set()
@@ -47,7 +50,6 @@ class ParameterHooks:
         self._step = StepRecord()
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
-        self.on_backward_end: Callable[[], None] = _ignore
         self.seconds = 0.0
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
@@ -85,11 +87,16 @@ class ParameterHooks:
     def before_step(self, optimizer: Optimizer) -> None:
         """Fix the gradient of the optimizer's parameters: what arrives later belongs to another loss."""
         start = time.perf_counter()
-        for i, parameter in self._of(optimizer):
-            if parameter.grad is not None:
-                self._freeze(i, parameter)
-            if Tap.UPDATE in self._taps:
-                self._before[i] = parameter.detach().clone()
+        owned = list(self._of(optimizer))
+        with_gradient = [(i, parameter) for i, parameter in owned if parameter.grad is not None]
+        self._weigh(i for i, _ in owned)
+        unseen = [(i, p) for i, p in with_gradient if not self._record(i).stepped and not self._record(i).accumulated]
+        for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
+            self._record(i).accumulated = slots
+        for i, _ in with_gradient:
+            self._record(i).stepped = True
+        if Tap.UPDATE in self._taps:
+            self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
 
     @contained
@@ -119,12 +126,7 @@ class ParameterHooks:
 
     def measure_weights(self) -> None:
         """Measure parameters no backward pass has reached, at the end of a step."""
-        if Tap.PARAMETER not in self._taps:
-            return
-        for i, reference in enumerate(self._parameters):
-            parameter = reference()
-            if parameter is not None and not isinstance(parameter, UninitializedParameter):
-                self._weigh(i, parameter)
+        self._weigh(range(len(self._parameters)))
 
     def _hook(self, parameter: nn.Parameter) -> None:
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
@@ -156,33 +158,49 @@ class ParameterHooks:
     def _end_backward(self) -> None:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
-        reached, self._reached = self._reached, set()
-        for i in sorted(reached):
-            parameter = self._parameters[i]()
-            if parameter is None:
-                continue
-            record = self._record(i)
-            self._weigh(i, parameter)
-            if parameter.grad is not None and not record.stepped:
-                record.accumulated = self._observe(i, Tap.PARAMETER_GRADIENT, (parameter.grad,))
-                self._states[i] = _state(parameter)
+        reached, self._reached = sorted(self._reached), set()
+        self._weigh(reached)
+        current = [(i, p) for i in reached if (p := self._parameters[i]()) is not None and p.grad is not None]
+        running = [(i, p) for i, p in current if not self._record(i).stepped]
+        for (i, parameter), slots in zip(running, self._measure_gradients(running), strict=True):
+            self._record(i).accumulated = slots
+            self._states[i] = _state(parameter)
         self.seconds += time.perf_counter() - start
-        self.on_backward_end()
 
-    def _freeze(self, i: int, parameter: nn.Parameter) -> None:
-        record = self._record(i)
-        self._weigh(i, parameter)
-        if record.stepped:
+    def _measure_gradients(self, current: list[tuple[int, nn.Parameter]]) -> list[TermSlots]:
+        gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
+        return self._observe_many(Tap.PARAMETER_GRADIENT, gradients)
+
+    def _weigh(self, indices: Iterable[int]) -> None:
+        """Measure parameters not yet measured on this step."""
+        if Tap.PARAMETER not in self._taps:
             return
-        record.stepped = True
-        gradient = parameter.grad
-        if gradient is not None and not record.accumulated:
-            record.accumulated = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
+        fresh = [(i, p) for i in indices if (p := self._parameters[i]()) is not None and not self._record(i).weight]
+        ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
+        for (i, _), slots in zip(ready, self._observe_many(Tap.PARAMETER, ready), strict=True):
+            self._record(i).weight = slots
 
-    def _weigh(self, i: int, parameter: nn.Parameter) -> None:
-        record = self._record(i)
-        if not record.weight and Tap.PARAMETER in self._taps:
-            record.weight = self._observe(i, Tap.PARAMETER, (parameter,))
+    def _observe_many(self, tap: Tap, tensors: Sequence[tuple[int, Tensor]]) -> list[TermSlots]:
+        """Slots of each tensor, computed together for each probe and terms."""
+        found: list[TermSlots] = [{} for _ in tensors]
+        for probe in self._by_tap[tap]:
+            if not self.every(probe):
+                continue
+            views = [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
+            for terms in terms_of(probe) if views else ():
+                slots = self._put_all(terms, [view for _, view in views])
+                for (k, _), slot in zip(views, slots, strict=True):
+                    found[k][probe.name, terms] = slot
+        return found
+
+    def _put_all(self, terms: Terms, views: list[tuple[Tensor, ...]]) -> list[Slot]:
+        if all(len(view) == 1 for view in views):
+            return self._step.board.put_many(terms, [view[0] for view in views])
+        return [self._step.board.put(terms, view) for view in views]
+
+    def _view(self, probe: Probe, i: int, tensor: Tensor) -> tuple[Tensor, ...] | None:
+        owner = self._owners[i]()
+        return probe.view((tensor.detach(),), owner) if owner is not None and probe in self._probes[i] else None
 
     def _observe(self, i: int, tap: Tap, tensors: tuple[Tensor, ...]) -> TermSlots:
         owner = self._owners[i]()
@@ -225,7 +243,3 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 def _always(_: Probe) -> bool:
     return True
-
-
-def _ignore() -> None:
-    """Nobody asked."""

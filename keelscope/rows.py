@@ -7,11 +7,12 @@ same observations unmerged.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.board import Fetched
+from keelscope.board import Fetched, Slot
 from keelscope.calls import Call, CallRecord, ParameterCalls, ParameterRecord, TermSlots, terms_of
 from keelscope.probe import Probe, Tap
 from keelscope.statistics import NORM, Statistic, Terms
@@ -86,44 +87,53 @@ def probe_values(
         Statistic name -> ``[site, ...]``, NaN where a site was not observed.
     """
     merged = {terms: _merged(probe, terms, observations, fetched) for terms in terms_of(probe)}
-    return {
-        statistic.name: _spread(statistic, merged[statistic.terms], sites, factor) for statistic in probe.statistics
-    }
+    return {s.name: _spread(s, merged[s.terms], sites, factor) for s in probe.statistics}
 
 
-def _merged(
-    probe: Probe, terms: Terms, observations: Observations, fetched: Fetched
-) -> dict[int, tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Site -> (first observation, union of all), each ``[column]``."""
-    merged = {}
-    for site, slots in observations.items():
-        parts = [_look_up(found[probe.name, terms], fetched) for found in slots if (probe.name, terms) in found]
-        if parts:
-            union = parts[0]
-            for part in parts[1:]:
-                union = terms.merge(union, part)
-            merged[site] = (parts[0], union)
-    return merged
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Terms of the observed sites, ``[observed site, column]``."""
+
+    sites: list[int]
+    first: NDArray[np.float64]
+    union: NDArray[np.float64]
 
 
-def _look_up(slot: tuple[str, Terms, int], fetched: Fetched) -> NDArray[np.float64]:
-    device, terms, index = slot
-    return fetched[device, terms][index]
+def _merged(probe: Probe, terms: Terms, observations: Observations, fetched: Fetched) -> _Merged:
+    key = (probe.name, terms)
+    slots = {site: [found[key] for found in several if key in found] for site, several in observations.items()}
+    slots = {site: several for site, several in slots.items() if several}
+    first = _gather([several[0] for several in slots.values()], terms, fetched)
+    union = first.copy()
+    for row, several in enumerate(slots.values()):
+        for device, _, index in several[1:]:
+            union[row] = terms.merge(union[row], fetched[device, terms][index])
+    return _Merged(list(slots), first, union)
 
 
-def _spread(
-    statistic: Statistic,
-    merged: Mapping[int, tuple[NDArray[np.float64], NDArray[np.float64]]],
-    sites: int,
-    factor: float,
-) -> NDArray[np.float64]:
+def _gather(slots: list[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.float64]:
+    """Look slots up, ``[slot, column]``; one indexing per device."""
+    gathered = np.empty((len(slots), len(terms.columns)))
+    devices = [device for device, _, _ in slots]
+    for device in set(devices):
+        rows = [row for row, where in enumerate(devices) if where == device]
+        gathered[rows] = fetched[device, terms][[slots[row][2] for row in rows]]
+    return gathered
+
+
+def _spread(statistic: Statistic, merged: _Merged, sites: int, factor: float) -> NDArray[np.float64]:
     """Finished values at their place on the site axis."""
     extra = tuple(len(statistic.coords[dim]) for dim in statistic.dims)
     values = np.full((sites, *extra), np.nan)
-    if merged:
-        columns = np.stack([union if statistic.mergeable else first for first, union in merged.values()])
-        values[list(merged)] = statistic.of(statistic.terms.rescaled(columns, factor))
+    if merged.sites:
+        columns = merged.union if statistic.mergeable else merged.first
+        values[merged.sites] = statistic.of(statistic.terms.rescaled(columns, factor))
     return values
+
+
+def _look_up(slot: Slot, fetched: Fetched) -> NDArray[np.float64]:
+    device, terms, index = slot
+    return fetched[device, terms][index]
 
 
 def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched) -> dict[int, list[Call]]:

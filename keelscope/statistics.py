@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelscope.entries import blocks, implicit_zeros, stored
+from keelscope.entries import blocks, constant, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -61,6 +61,9 @@ class Terms:
     degrees: tuple[int, ...] = ()
     """Power of a common factor by which each column grows: ``of(s * x)[i] == s**degrees[i] * of(x)[i]``. Used to take
     the loss scale of mixed precision out of gradients; empty where no such law holds."""
+
+    of_many: Callable[[list[Tensor]], Tensor] | None = None
+    """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
 
     def named(self, values: NDArray[np.float64]) -> Columns:
         """Split ``[..., column]`` into one array ``[...]`` per column name."""
@@ -141,19 +144,19 @@ def _moments_of(tensor: Tensor) -> Tensor:
 def _piece_moments(x: Tensor) -> Tensor:
     """Moments of one float64 piece, which is overwritten."""
     low, high = torch.aminmax(x)
-    nonzeros = torch.count_nonzero(x)
+    count = constant(x.numel(), x.device)
+    zeros = count - torch.count_nonzero(x)
     mean = x.mean()
     nonfinite = _nonfinite(x, mean)
     x.sub_(mean)
-    count = mean.new_full((), x.numel())
-    return torch.stack([count, mean, torch.dot(x, x), torch.maximum(high, -low), count - nonzeros, nonfinite])
+    return torch.stack([count, mean, torch.dot(x, x), torch.maximum(high, -low), zeros, nonfinite])
 
 
 def _nonfinite(x: Tensor, mean: Tensor) -> Tensor:
     """Count of NaN and Inf: `x - x` is NaN for exactly those. A finite mean already proves there are none."""
     if mean.device.type == "cpu" and math.isfinite(mean):  # reading a CPU scalar waits for nothing
-        return mean.new_zeros(())
-    return torch.count_nonzero(x - x).double()
+        return constant(0, x.device)
+    return torch.count_nonzero(x - x)
 
 
 def _join_moments(parts: Tensor) -> Tensor:
@@ -185,14 +188,20 @@ MOMENTS = Terms(
 def _squares_of(tensor: Tensor) -> Tensor:
     """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
     vector = stored(tensor)
-    squares = vector.new_zeros((), dtype=torch.float64)
-    for piece in blocks(vector):
-        squares = squares + torch.dot(piece, piece)
-    count = squares.new_full((), vector.numel() + implicit_zeros(tensor))
-    return torch.stack([count, squares])
+    count = constant(vector.numel() + implicit_zeros(tensor), vector.device)
+    squares = [torch.dot(piece, piece) for piece in blocks(vector)]
+    return torch.stack([count, squares[0] if len(squares) == 1 else torch.stack(squares).sum()])
 
 
-SQUARES = additive("squares", ("count", "squares"), _squares_of, (0, 2))
+def _squares_of_many(tensors: list[Tensor]) -> Tensor:
+    """One fused call instead of one per tensor; ``[tensor, (count, sum of squares)]``."""
+    vectors = [stored(tensor) for tensor in tensors]
+    norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=torch.float64))  # [tensor]
+    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
+    return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
+
+
+SQUARES = replace(additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)), of_many=_squares_of_many)
 
 
 def _powers_of(tensor: Tensor) -> Tensor:

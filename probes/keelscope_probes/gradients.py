@@ -18,15 +18,14 @@ __all__ = ["GRADIENTS"]
 
 def _late_tokens_of(gradient: Tensor) -> Tensor:
     """``[sum of log10 norms, tokens above 0, tokens at 0]`` over the later half of ``[batch, position, feature]``."""
-    nothing = torch.zeros(3, dtype=torch.float64, device=gradient.device)
     if gradient.dim() != 3 or gradient.layout != torch.strided or gradient.is_complex() or gradient.numel() == 0:
-        return nothing
-    late = gradient[:, gradient.shape[1] // 2 :].double()  # [batch, late position, feature]
-    norms = late.square().sum(-1).sqrt()  # [batch, late position]
-    positive = norms > 0
-    logs = torch.where(positive, norms, 1.0).log10()
-    zeros = (norms == 0).sum()
-    return torch.stack([logs.sum(), positive.sum().double(), zeros.double()])
+        return torch.zeros(3, dtype=torch.float64, device=gradient.device)
+    late = gradient[:, gradient.shape[1] // 2 :]  # [batch, late position, feature]
+    norms = torch.linalg.vector_norm(late, dim=-1, dtype=torch.float64)  # [batch, late position]
+    zero = norms == 0
+    zeros = torch.count_nonzero(zero)
+    logs = norms.masked_fill_(zero, 1.0).log10_().sum()
+    return torch.stack([logs, norms.numel() - zeros, zeros])
 
 
 _LATE_TOKENS = additive("late_tokens", ("logs", "positive", "zeros"), _late_tokens_of)
