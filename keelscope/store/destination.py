@@ -31,7 +31,7 @@ def temporary_name(path: Path) -> Path:
     Returns:
         A path in the same folder.
     """
-    return path.with_name(f".{path.name}.tmp-{os.getpid()}-{os.urandom(4).hex()}")
+    return path.with_name(f".keelscope-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def publish(temporary: Path, wanted: Path, exists: Exists) -> tuple[Path, WriterLock]:
@@ -74,7 +74,11 @@ def _try_name(temporary: Path, path: Path) -> WriterLock | None:
         _link(temporary, path)
     except FileExistsError:
         return None
-    return WriterLock(path)
+    try:
+        return WriterLock(path)
+    except OSError:
+        path.unlink()
+        raise
 
 
 def _link(temporary: Path, path: Path) -> None:

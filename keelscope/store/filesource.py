@@ -6,6 +6,7 @@ commit marker ``step``, so a batch that was being written when the process died 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from keelscope.store.schema import SCALARS, RunLayout
 __all__ = ["FileSource"]
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
+_MAX_READ = 16 * 2**30
 _Datasets = dict[str, dict[str, h5py.Dataset]]
 
 
@@ -94,8 +96,12 @@ class FileSource:
     def _slice(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
         if not self._handle.file:
             raise UsageError(f"{self._path} was closed; open it again with keelscope.open_run.")
+        dataset = self._handle.datasets[group][name]
+        size = (stop - start) * math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
+        if size > _MAX_READ:
+            raise UsageError(f"{group}/{name}: {size / 2**30:.0f} GB at once is too much; read fewer rows at a time.")
         try:
-            values: NDArray[np.generic] = self._handle.datasets[group][name][start:stop]
+            values: NDArray[np.generic] = dataset[start:stop]
         except _DAMAGE as error:
             raise NotARunFileError(f"{self._path} is damaged: {group}/{name} cannot be read ({error}).") from error
         return values

@@ -211,7 +211,7 @@ class Run:
         return next((spec for spec in self.groups[group].statistics if spec.name == name), None)
 
     def _not_found(self, key: str) -> str:
-        near = get_close_matches(key, [*self.keys(), *self.groups], n=3, cutoff=0.5)
+        near = get_close_matches(key, self.keys() if "/" in key else list(self.groups), n=3, cutoff=0.6)
         name = key.rpartition("/")[2]
         near += [known for known in self.keys() if known.endswith(f"/{name}") and known not in near][:3]
         hint = f"Did you mean {' or '.join(near[:3])}?" if near else f"It holds {', '.join(self.keys())}."

@@ -85,7 +85,8 @@ class RowPacker:
                 raise UsageError(f"Row {row.step}: {name}/{statistic} has shape {block.shape}, expected {shape}.")
             packed[statistic] = block
             if name not in row.observed:
-                seen |= ~np.isnan(block).reshape(len(seen), -1).all(axis=1)
+                missing = np.isnan(block)
+                seen |= ~(missing if block.ndim == 1 else missing.all(axis=tuple(range(1, block.ndim))))
         if name in row.observed:
             seen = np.asarray(row.observed[name], dtype=bool)
         if seen.shape != (len(self._groups[name].sites),):

@@ -84,7 +84,7 @@ class Worker:
     def flush(self) -> None:
         """Wait until every row put so far is committed, or recording has stopped."""
         with self._wake:
-            self._flush_asked = True
+            self._flush_asked = self._thread.is_alive()
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._flush_asked, _FLUSH_TIMEOUT)
 
@@ -199,12 +199,8 @@ class Worker:
             self._file.close()
         except (OSError, RuntimeError):
             self._file.close()
-        for path in (self._path, self._path.parent):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        _sync(self._path)
+        _sync(self._path.parent)
 
     def _has_room(self) -> bool:
         return len(self._queue) < self._pace.capacity and self._state is State.LIVE
@@ -212,3 +208,14 @@ class Worker:
     def _drop(self) -> None:
         self.dropped += 1
         self.problem = self.problem or f"{self._path}: the disk cannot keep up, rows are being lost"
+
+
+def _sync(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
