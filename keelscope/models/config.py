@@ -51,6 +51,10 @@ class ModelConfig:
     """Feed-forward branch: ``gelu``, ``relu`` (two matrices) or ``swiglu`` (three)."""
     expansion: float = 4.0
     """Hidden features of the feed-forward branch, as a multiple of the width."""
+    experts: int = 0
+    """Number of experts of every feed-forward branch; 0 is one dense branch."""
+    experts_per_token: int = 2
+    """Experts that handle one token."""
     bias: bool = False
     """Whether the linear maps of the branches have biases (they start at 0)."""
     epsilon: float = 1e-5
@@ -86,6 +90,12 @@ class ModelConfig:
         whole("depth", self.depth, 2)
         whole("vocabulary", self.vocabulary, 2)
         whole("seed", self.seed, 0)
+        whole("experts", self.experts, 0)
+        whole("experts_per_token", self.experts_per_token, 1)
+        if 0 < self.experts < self.experts_per_token:
+            raise ValueError(
+                f"experts_per_token = {self.experts_per_token} is more than experts = {self.experts}: give fewer"
+            )
         if self.depth % 2:
             raise ValueError(
                 f"depth = {self.depth} is odd: depth counts sub-layers, and a block is two (attention and feed-forward)"

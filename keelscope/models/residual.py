@@ -10,14 +10,17 @@ source, and `catalogue` reads them from there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from torch import Tensor, nn
+from torch import nn
 
+from keelscope.models.moe import MixtureOfExperts
 from keelscope.models.norms import NORMS
 from keelscope.models.sublayers import Attention, FeedForward, Rotary
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from keelscope.models.config import ModelConfig
 
 __all__ = ["Place", "SubLayer", "make_norm"]
@@ -60,13 +63,15 @@ class Place:
         """
         return make_norm(self.config, width)
 
-    def branch(self) -> Attention | FeedForward:
+    def branch(self) -> Attention | FeedForward | MixtureOfExperts:
         """A new branch F of the kind that belongs here.
 
         Returns:
-            Attention or feed-forward.
+            Attention, feed-forward or a mixture of experts.
         """
-        return Attention(self.config, self.rotary) if self.is_attention else FeedForward(self.config)
+        if self.is_attention:
+            return Attention(self.config, self.rotary)
+        return MixtureOfExperts(self.config) if self.config.experts else FeedForward(self.config)
 
 
 def make_norm(config: ModelConfig, width: int | None = None) -> nn.Module:
@@ -102,6 +107,35 @@ class SubLayer(nn.Module):
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.branch = place.branch()
+
+    @property
+    def units(self) -> list[Attention | FeedForward]:
+        """The parts of the branch that end in an output matrix: the branch itself, or its experts."""
+        if isinstance(self.branch, MixtureOfExperts):
+            return list(cast("Iterable[FeedForward]", self.branch.experts))
+        return [self.branch]
+
+    def value_path(self) -> Iterator[nn.Linear]:
+        """The matrices that a signal through the branch is multiplied with: all but router, query and key.
+
+        Yields:
+            Value and output projections of attention, every matrix of feed-forward.
+        """
+        for unit in self.units:
+            yield from [unit.value] if isinstance(unit, Attention) else [unit.hidden]
+            if isinstance(unit, FeedForward) and unit.kind == "swiglu":
+                yield unit.gate
+            yield unit.output
+
+    @property
+    def learning_rate_scale(self) -> float:
+        """Factor on the learning rate of the branch's matrices that the scheme asks for."""
+        return 1.0
+
+    @property
+    def adam_epsilon_scale(self) -> float:
+        """Factor on Adam's epsilon of the branch's matrices that the scheme asks for."""
+        return 1.0
 
     def opening(self, config: ModelConfig) -> nn.Module | None:
         """The module between embedding and stack, from ``[batch, position, width]`` to the scheme's state.
@@ -142,13 +176,22 @@ class SubLayer(nn.Module):
         del state
         return output
 
+    @classmethod
+    def constrain_ends(cls, embedding: nn.Embedding, head: nn.Linear) -> None:
+        """Restore what the scheme asks of embedding and head, at init and after each step (runs without gradient).
+
+        Args:
+            embedding: The token embedding.
+            head: The head.
+        """
+
     def adjust_init(self) -> None:
         """Change the freshly drawn weights as the scheme's init rule asks (runs without gradient)."""
 
     def after_step(self) -> None:
         """Restore what the scheme asks of its weights after an optimizer step (runs without gradient)."""
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x: Any) -> Any:
         """The equation of the scheme.
 
         Args:

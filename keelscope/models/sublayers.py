@@ -121,7 +121,8 @@ class FeedForward(nn.Module):
     Args:
         config: Sizes, kind, bias and dropout.
 
-    The optional submodule ``inner_norm`` acts on the hidden features before the last matrix.
+    The optional submodule ``inner_norm`` acts on the hidden features before the last matrix, ``hidden_scale`` on what
+    enters the activation.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -133,12 +134,16 @@ class FeedForward(nn.Module):
         self.output = nn.Linear(config.hidden, config.width, bias=config.bias)
         self.dropout = config.dropout
         self.inner_norm: nn.Module | None = None
+        self.hidden_scale: nn.Module | None = None
 
     def _activate(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.hidden(x)
+        entering: Tensor = self.gate(x) if self.kind == "swiglu" else self.hidden(x)
+        if self.hidden_scale is not None:
+            entering = self.hidden_scale(entering)
         if self.kind == "swiglu":
-            return F.silu(self.gate(x)) * hidden
-        return F.relu(hidden) if self.kind == "relu" else F.gelu(hidden)
+            hidden: Tensor = self.hidden(x)
+            return F.silu(entering) * hidden
+        return F.relu(entering) if self.kind == "relu" else F.gelu(entering)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform each position by itself.

@@ -39,8 +39,9 @@ class Transformer(nn.Module):
         self.config = config
         self.options = dict(options)
         with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
             self._make_parts(scheme)
-            self._draw_weights()
+            self._draw_weights(scheme)
 
     def _make_parts(self, scheme: type[SubLayer]) -> None:
         config = self.config
@@ -53,13 +54,14 @@ class Transformer(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
     @torch.no_grad()
-    def _draw_weights(self) -> None:
+    def _draw_weights(self, scheme: type[SubLayer]) -> None:
         generator = Generator().manual_seed(self.config.seed)
         draw_ends(self.embedding, self.head, self.config, generator)
         for sublayer in self._entries():
             draw_branch(sublayer.branch, self.config, generator)
         for sublayer in self._entries():
             sublayer.adjust_init()
+        scheme.constrain_ends(self.embedding, self.head)
 
     def _entries(self) -> Iterable[SubLayer]:
         return cast("Iterable[SubLayer]", self.sublayers)
@@ -87,3 +89,30 @@ class Transformer(nn.Module):
         """Restore what the scheme asks of its weights; call it after each optimizer step (most schemes do nothing)."""
         for sublayer in self._entries():
             sublayer.after_step()
+        type(sublayer).constrain_ends(self.embedding, self.head)
+
+    def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
+        """Groups for a torch optimizer: matrices of the branches, which some schemes scale; other matrices; the rest.
+
+        Args:
+            weight_decay: Decay of the matrices; norms, gates and biases do not decay.
+
+        Returns:
+            Groups with ``params``, ``weight_decay``, ``scale`` (factor on the learning rate) and, where a scheme asks
+            for it, ``eps``.
+        """
+        first = next(iter(self._entries()))
+        hidden = [p for sublayer in self._entries() for p in sublayer.branch.parameters() if p.ndim > 1]
+        known = {id(p) for p in hidden}
+        ends = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]
+        rest = [p for p in self.parameters() if p.ndim <= 1]
+        return [
+            {
+                "params": hidden,
+                "weight_decay": weight_decay,
+                "scale": first.learning_rate_scale,
+                "eps": 1e-8 * first.adam_epsilon_scale,
+            },
+            {"params": ends, "weight_decay": weight_decay, "scale": 1.0},
+            {"params": rest, "weight_decay": 0.0, "scale": 1.0},
+        ]
