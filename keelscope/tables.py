@@ -70,6 +70,7 @@ COLUMNS = (
     Column("kind", "type", lambda layer: layer.kind, numeric=False),
     Column("output_variance", "output variance", lambda layer: number(layer.output_variance)),
     Column("gradient_rms", "gradient RMS", lambda layer: number(layer.gradient_rms)),
+    Column("late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient)),
     Column("ratio", "ratio to next", lambda layer: number(layer.ratio)),
     Column("parameter_gradient_norm", "param grad norm", lambda layer: _shared(layer, layer.parameter_gradient_norm)),
     Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm)),

@@ -90,8 +90,8 @@ def _nonfinite(evidence: Evidence) -> Headline | None:
     if not hits or (hits[-1] != recent[-1] and 2 * len(hits) < len(recent)):
         return None
     first = min(bad - skipped)
-    where = f"on {len(hits)} of the last {count(len(recent), 'recorded step')}, first at step {first}"
-    return Headline("non-finite", f"NaN or Inf values were recorded {where}.")
+    where = f"on {len(hits)} of the last {len(recent)} recorded steps, first at step {first}"
+    return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}.")
 
 
 def _no_data(evidence: Evidence) -> Headline | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
+from keelscope.diagnosis.evidence import LATE_TOKENS, OUTPUT_GRADIENT, PARAMETER_GRADIENT
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
@@ -34,6 +34,8 @@ class Layer:
     output_variance: float | None
     gradient_rms: float | None
     """RMS of the gradient with respect to its output."""
+    late_token_gradient: float | None
+    """Typical gradient norm of one token in the later half of the positions (a geometric mean)."""
     ratio: float | None
     """`gradient_rms` divided by that of the next row towards the output: below 1 the gradient shrinks on its way in."""
     parameter_gradient_norm: float | None
@@ -59,6 +61,7 @@ def layer_rows(evidence: Evidence) -> tuple[Layer, ...]:
     gradient = _module_column(evidence, rows, OUTPUT_GRADIENT)
     parameter_gradient = _parameter_column(evidence, rows, PARAMETER_GRADIENT)
     weight = _parameter_column(evidence, rows, "parameters/norm")
+    late = [_linear(level) for level in _module_column(evidence, rows, LATE_TOKENS)]
     ratio = _ratios(gradient)
     tied = _tied(evidence, rows)
     return tuple(
@@ -70,6 +73,7 @@ def layer_rows(evidence: Evidence) -> tuple[Layer, ...]:
             depth=depth.get(site.path),
             output_variance=variance[i],
             gradient_rms=gradient[i],
+            late_token_gradient=late[i],
             ratio=ratio[i],
             parameter_gradient_norm=parameter_gradient[i],
             weight_norm=weight[i],
@@ -88,6 +92,11 @@ def _module_column(evidence: Evidence, rows: tuple[Site, ...], key: str) -> list
     place = {site.path: i for i, site in enumerate(evidence.sites(key))}
     indices = [place.get(site.path, -1) for site in rows]
     return [float(values[i]) if i >= 0 and observed[i] else None for i in indices]
+
+
+def _linear(level: float | None) -> float | None:
+    """A level in decades as a value; NaN there means a tensor without positions, which is not observed."""
+    return None if level is None or np.isnan(level) else float(np.power(10.0, level))
 
 
 def _parameter_column(evidence: Evidence, rows: tuple[Site, ...], key: str) -> list[float | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -241,11 +241,11 @@ class Comparison(SideBySide):
         yield self.view(console, width=options.max_width)
 
 
-def compare(*runs: Report | Run, bins: int = 16) -> Comparison:
+def compare(*runs: Report | Run | Sequence[Report | Run], bins: int = 16) -> Comparison:
     """Put 2 to 8 runs side by side over depth.
 
     Args:
-        *runs: runs, or reports on them.
+        *runs: runs, reports on them, or a sequence of these.
         bins: largest number of depth rows.
 
     Returns:
@@ -254,7 +254,8 @@ def compare(*runs: Report | Run, bins: int = 16) -> Comparison:
     Raises:
         UsageError: for fewer than 2 or more than 8 runs.
     """
-    return Comparison.of([run if isinstance(run, Report) else Report.of(run) for run in runs], bins=bins)
+    flat = [run for item in runs for run in (item if isinstance(item, Sequence) else [item])]
+    return Comparison.of([run if isinstance(run, Report) else Report.of(run) for run in flat], bins=bins)
 
 
 def _safe(value: float | None) -> float | str | None:
@@ -317,6 +318,7 @@ def _layer(layer: Layer) -> Json:
         "depth": layer.depth,
         "output_variance": _safe(layer.output_variance),
         "gradient_rms": _safe(layer.gradient_rms),
+        "late_token_gradient": _safe(layer.late_token_gradient),
         "ratio": _safe(layer.ratio),
         "parameter_gradient_norm": _safe(layer.parameter_gradient_norm),
         "weight_norm": _safe(layer.weight_norm),

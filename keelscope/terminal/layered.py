@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["report_view"]
 
 _CHART_ROWS = 5
-_PATH = 32
+_CHART_LAYERS = 4
+_PATH = 0.26  # of the width
 _GAP = 12
 _HEADINGS = {
     "depth": "depth",
@@ -34,10 +35,22 @@ _HEADINGS = {
     "kind": "type",
     "output_variance": "out var",
     "gradient_rms": "grad RMS",
+    "late_token_gradient": "late tok",
     "ratio": "ratio",
     "parameter_gradient_norm": "p. grad",
     "weight_norm": "weights",
 }
+_FIELDS = {"gradients/late_token_level": "late_token_gradient", "parameter_gradients/norm": "parameter_gradient_norm"}
+_PRIORITY = (
+    "gradient_rms",
+    "depth",
+    "late_token_gradient",
+    "parameter_gradient_norm",
+    "output_variance",
+    "ratio",
+    "weight_norm",
+    "kind",
+)
 _WIDTHS = {name: 5 if name == "depth" else 12 if name == "kind" else 8 for name in _HEADINGS}
 
 
@@ -58,7 +71,7 @@ def report_view(
     columns_free = width or console.width
     plain = console.options.ascii_only
     parts: list[RenderableType] = [_headline(report)]
-    if report.profile is not None and len(report.axis) > 1:
+    if report.profile is not None and report.profile.shape.observed >= _CHART_LAYERS:
         parts += [
             _chart(report.profile, report, columns_free, plain=plain),
             _other_profiles(report, columns_free, plain=plain),
@@ -108,7 +121,7 @@ def _other_profiles(report: Diagnosis, width: int, *, plain: bool) -> Renderable
     for key, profile in report.profiles.items():
         if report.profile is not None and key == report.profile.key:
             continue
-        line = sparkline(profile.shape.levels, max(8, min(width - 62, 40)), ascii_only=plain)
+        line = sparkline(profile.shape.levels, max(8, min(width - 70, 40)), ascii_only=plain)
         figures = f"S {decades(profile.shape.total)}, span {number(profile.shape.span)} decades"
         table.add_row(profile.title, Text(line, style="cyan"), figures if profile.counted else "not counted")
     return Padding(table, (1, 0, 0, 1)) if table.row_count else Text("")
@@ -137,31 +150,32 @@ def _layer_table(report: Diagnosis, width: int, *, plain: bool, unfold: bool) ->
     rows = list(report.layers) if unfold else fold(report.layers, report.findings)
     if not rows:
         return Text("")
-    room = min(_PATH, max(len(path_of(row)) for row in report.layers))
-    shown = _fitting(width, room)
+    room = min(int(_PATH * width), max(len(path_of(row)) for row in report.layers))
+    shown = _fitting(report, width, room)
     table = frame()
     for column in shown:
         least = max(room, _GAP) if column.name == "path" else _WIDTHS[column.name]
         justify: Literal["left", "right"] = "right" if column.numeric else "left"
         table.add_column(_HEADINGS[column.name], justify=justify, no_wrap=True, overflow="ellipsis", min_width=least)
-    table.add_column("", no_wrap=True, width=BAR)
-    scale = Scale.over([_level(layer) for layer in report.layers])
+    drawn = _drawn(report)
+    table.add_column(_HEADINGS[drawn], no_wrap=True, width=BAR)
+    scale = Scale.over([_level(layer, drawn) for layer in report.layers])
     for row in rows:
         if isinstance(row, Gap):
             table.add_row("", Text(str(row), style="dim"))
             continue
         cells = [Text(_short(path_of(row), room)) if c.name == "path" else c.text(row) for c in shown]
-        table.add_row(*cells, Text(bar(_level(row), scale, BAR, ascii_only=plain), style="cyan"))
+        table.add_row(*cells, Text(bar(_level(row, drawn), scale, BAR, ascii_only=plain), style="cyan"))
     return Padding(table, (1, 0, 0, 1))
 
 
-def _fitting(width: int, room: int) -> list[Column]:
-    """The columns that fit, dropped from the least telling one on."""
-    free = width - 3 - BAR - room - 2
+def _fitting(report: Diagnosis, width: int, room: int) -> list[Column]:
+    """The columns that fit and hold something, dropped from the least telling one on."""
+    free = width - 3 - BAR - max(room, _GAP) - 2
     chosen = {"path"}
-    for name in ("gradient_rms", "depth", "ratio", "parameter_gradient_norm", "output_variance", "weight_norm", "kind"):
+    for name in _PRIORITY:
         cost = _WIDTHS[name] + 2
-        if cost <= free:
+        if cost <= free and any(getattr(layer, name) is not None for layer in report.layers):
             chosen.add(name)
             free -= cost
     return [column for column in COLUMNS if column.name in chosen]
@@ -172,6 +186,11 @@ def _short(path: str, room: int) -> str:
     return path if len(path) <= room else f"..{path[2 - room :]}"
 
 
-def _level(layer: Layer) -> float:
-    value = layer.gradient_rms
+def _drawn(report: Diagnosis) -> str:
+    """The `Layer` field that the bars show: the quantity that decided the verdict."""
+    return _FIELDS.get(report.verdict.decided_by, "gradient_rms")
+
+
+def _level(layer: Layer, field: str) -> float:
+    value = getattr(layer, field)
     return float(np.log10(value)) if value is not None and 0 < value < float("inf") else float("nan")

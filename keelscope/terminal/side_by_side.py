@@ -21,6 +21,7 @@ __all__ = ["comparison_view"]
 
 _NUMBER = 8
 _SHORTEST_BAR = 3
+_SHORTEST_LINE = 8
 
 
 def comparison_view(comparison: SideBySide, console: Console, *, width: int | None = None) -> RenderableType:
@@ -43,15 +44,15 @@ def comparison_view(comparison: SideBySide, console: Console, *, width: int | No
 
 def _verdicts(comparison: SideBySide, width: int, *, plain: bool) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    for title, report in zip(comparison.titles, comparison.reports, strict=True):
+    decided = ["" if report.profile is None else report.profile.title for report in comparison.reports]
+    taken = max(map(len, comparison.titles)) + max(len(report.headline) for report in comparison.reports)
+    room = width - taken - max(map(len, decided)) - 20
+    for title, report, named in zip(comparison.titles, comparison.reports, decided, strict=True):
         style = WORD_STYLE[report.headline]
         levels = report.profile.shape.levels if report.profile is not None else np.array([])
-        line = sparkline(levels, max(8, min(32, width // 4)), ascii_only=plain)
-        decided = report.profile.title if report.profile is not None else ""
-        table.add_row(
-            Text(title, style="bold"), Text(report.headline, style=f"bold {style}"), Text(line, style=style),
-            Text.assemble("S ", report.total, (f"  {decided}", "dim")),
-        )  # fmt: skip
+        line = sparkline(levels, min(32, room), ascii_only=plain) if room >= _SHORTEST_LINE else ""
+        word = Text(report.headline, style=f"bold {style}")
+        table.add_row(Text(title, style="bold"), word, Text(line, style=style), f"S {report.total}", Text(named, "dim"))
     return Padding(table, (1, 0, 0, 1))
 
 
@@ -99,6 +100,6 @@ def _linear(level: float) -> str:
 def _legend(comparison: SideBySide) -> str:
     bars = "" if comparison.late_tokens is None else "; bars show the late-token level where there is one"
     return (
-        f"Output-gradient RMS, input side first{bars}. S: decades lost from output to input, positive when the gradient "
-        "shrinks."
+        f"Output-gradient RMS, input side first{bars}. S: decades lost from output to input, positive when the "
+        "gradient shrinks."
     )

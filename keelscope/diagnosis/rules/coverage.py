@@ -49,7 +49,7 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
     weights = [path for path in parameters if path not in biases]
     if weights:
-        statement = f"The gradient is exactly 0 in {_named(weights, 'parameter')}, though their modules receive one."
+        statement = f"The gradient is exactly 0 in {_named(weights, 'parameter')}, in modules that do receive one."
         yield _zero_finding(evidence, weights, statement, Severity.WARNING)
     if biases:
         statement = (

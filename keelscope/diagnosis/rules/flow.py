@@ -25,8 +25,8 @@ _GROWTH = 10.0
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
     """The gradient shrinks from the output to the input of the main stack.
 
-    S = Theil-Sen slope of log10 gradient over the middle 10..90 % of the layers times depth L, in decades; one
-    finding for each profile (output gradient, late tokens, parameter gradient) with S > 2.
+    S = Theil-Sen slope of log10 gradient over the middle 10..90 % of the layers times depth L, in decades; S > 2 in
+    the output-gradient, the late-token or the parameter-gradient profile. The worst one is described, others named.
 
     Source: slopes instead of absolute limits, since 1e-7 or 1e-3 move with loss scale, batch and width; shortcut
     attenuation of Post-LN after Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895.
@@ -38,11 +38,9 @@ def vanishing(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding per profile.
+        At most one finding.
     """
-    for profile in evidence.profiles.values():
-        if profile.counted and profile.shape.total > VANISHING:
-            yield _slope_finding(evidence, profile, "vanishing")
+    yield from _slope_finding(evidence, "vanishing", 1.0)
 
 
 def exploding(evidence: Evidence) -> Iterator[Finding]:
@@ -58,35 +56,48 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding per profile.
+        At most one finding.
     """
-    for profile in evidence.profiles.values():
-        if profile.counted and profile.shape.total < -VANISHING:
-            yield _slope_finding(evidence, profile, "exploding")
+    yield from _slope_finding(evidence, "exploding", -1.0)
 
 
-def _slope_finding(evidence: Evidence, profile: NamedProfile, rule: str) -> Finding:
-    shape, unit = profile.shape, evidence.axis.unit
-    sites = _far_from_output(evidence, profile)
-    limit = VANISHING if rule == "vanishing" else -VANISHING
-    verb = "shrinks" if rule == "vanishing" else "grows"
-    hidden = ""
-    gradient = evidence.gradient
-    if profile.key == LATE_TOKENS and gradient is not None and abs(gradient.shape.total) <= VANISHING:
-        hidden = (
-            f"; the {gradient.title} hides it ({decades(gradient.shape.total)}), because a few early tokens dominate"
-        )
-    return Finding(
+def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
+    """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
+    beyond = [p for p in evidence.profiles.values() if p.counted and sign * p.shape.total > VANISHING]
+    if not beyond:
+        return
+    worst = max(beyond, key=lambda profile: sign * profile.shape.total)
+    shape = worst.shape
+    sites = _far_from_output(evidence, worst)
+    others = ", ".join(f"{p.title} {decades(p.shape.total)}" for p in beyond if p is not worst)
+    also = f" (also {others})" if others else ""
+    yield Finding(
         rule,
         Severity.ERROR,
-        f"The {profile.title} {verb} {times(-shape.total)} over {count(shape.length, unit)}: "
-        f"S = {decades(shape.total)} decades, limit {decades(limit)}{hidden}.",
+        f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} {times(-shape.total)} over "
+        f"{count(shape.length, evidence.axis.unit)}: S = {decades(shape.total)} decades, limit "
+        f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
         sites=sites,
         steps=_recent(evidence),
         value=shape.total,
-        threshold=limit,
+        threshold=sign * VANISHING,
         remedy=_REMEDIES[rule],
     )
+
+
+def _hidden(evidence: Evidence, worst: NamedProfile) -> str:
+    """Said when only the late tokens show it: the usual whole-tensor norm looks healthy."""
+    whole = evidence.gradient
+    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > VANISHING:
+        return ""
+    return f"; the {whole.title} hides it ({decades(whole.shape.total)}), since a few early tokens dominate"
+
+
+def _where(sites: tuple[str, ...]) -> str:
+    if not sites:
+        return ""
+    span = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
+    return f" {count(len(sites), 'layer')} ({span}) differ from the output end by more than {VANISHING:g} decades."
 
 
 _REMEDIES = {
