@@ -1,0 +1,274 @@
+"""`Evidence`: what rules and the headline look at, read from a run once: recent values, depth profiles, coverage.
+
+Between `keelscope.store` and everything that judges. A rule asks for medians over the recent recorded steps
+(`recent`), for the values at the reported step (`at_step`), or for a profile; it never reads the run by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.analysis.dynamics import median_over_steps
+from keelscope.analysis.profile import DepthProfile, depth_profile
+from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
+from keelscope.errors import UnknownNameError
+from keelscope.store.schema import Site
+
+if TYPE_CHECKING:
+    from keelscope.store.reader import Run
+    from keelscope.store.series import Series
+
+__all__ = ["LATE_TOKENS", "OUTPUT_GRADIENT", "PARAMETER_GRADIENT", "RECENT_STEPS", "Evidence", "NamedProfile"]
+
+RECENT_STEPS = 10
+"""Recorded steps whose median a verdict is drawn from."""
+OUTPUT_GRADIENT = "gradients/rms"
+LATE_TOKENS = "gradients/late_token_level"
+PARAMETER_GRADIENT = "parameter_gradients/norm"
+
+_BLOCK = 1 << 22  # values read at once: 32 MB
+_LATE_ZEROS = 0.1  # share of late tokens without gradient above which the late-token profile says nothing
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedProfile:
+    """A depth profile and what it is the profile of."""
+
+    key: str
+    """Series it is drawn from, e.g. ``"gradients/rms"``."""
+    title: str
+    """As written in a sentence, e.g. ``"gradient RMS"``."""
+    shape: DepthProfile
+    counted: bool = True
+    """Whether a verdict may rest on it."""
+    remark: str = ""
+    """Why it is not counted, or what was left out; one sentence."""
+
+
+class Evidence:
+    """A run as seen at one step, with the recorded steps before it.
+
+    Attributes:
+        run: the run.
+        step: the reported step.
+        steps: ``[recent]``, the recorded steps whose median the profiles show.
+    """
+
+    def __init__(self, run: Run, *, step: int = -1, recent: int = RECENT_STEPS) -> None:
+        self.run = run
+        recorded = np.asarray(run.steps, dtype=np.int64)
+        self.step = _chosen_step(recorded, step)
+        self.steps = recorded[recorded <= self.step][-recent:]
+        self._recorded = recorded
+        self._medians: dict[str, NDArray[np.float64] | None] = {}
+
+    @cached_property
+    def axis(self) -> DepthAxis:
+        """The depth axis."""
+        return depth_axis(self.run)
+
+    @cached_property
+    def rows(self) -> tuple[Site, ...]:
+        """The rows of the layer table in execution order."""
+        return row_sites(self.run)
+
+    def blocks(self, key: str) -> Iterator[Series]:
+        """A series up to the reported step, in pieces that fit into memory.
+
+        Args:
+            key: ``group/statistic`` or ``scalars/name``.
+
+        Yields:
+            Consecutive rows ``[row, site]``; nothing if the run does not hold the series.
+        """
+        if key not in self.run:
+            return
+        rows = max(1, _BLOCK // max(1, len(self.sites(key))))
+        start = 0
+        while len(piece := self.run.read(key, start, start + rows)):
+            yield _cut(piece, 0, self.step)
+            start += rows
+
+    def window(self, key: str) -> Series | None:
+        """A series over the recent steps.
+
+        Args:
+            key: ``group/statistic``.
+
+        Returns:
+            The series with values ``[recent, site]``; None if the run does not hold it.
+        """
+        if key not in self.run or self.steps.size == 0:
+            return None
+        return _cut(self.run.read(key, -self._reach), int(self.steps[0]), self.step)
+
+    def observed(self, key: str) -> NDArray[np.bool_]:
+        """Where a value of `window` was observed, so that a NaN there is a computed one.
+
+        Args:
+            key: ``group/statistic`` that the run holds.
+
+        Returns:
+            ``[recent, site]``.
+        """
+        steps = self.run.read(key, -self._reach).steps
+        inside = (steps >= self.steps[0]) & (steps <= self.step)
+        return np.asarray(self.run.observed(key.partition("/")[0], -self._reach)[inside])
+
+    @property
+    def _reach(self) -> int:
+        """Rows from the end that hold every recent step: a group has at most one row per recorded step."""
+        return int((self._recorded >= self.steps[0]).sum())
+
+    def sites(self, key: str) -> tuple[Site, ...]:
+        """Labels of the site axis of a series; empty if the run does not hold it."""
+        spec = self.run.groups.get(key.partition("/")[0])
+        return spec.sites if spec is not None and key in self.run else ()
+
+    def recent(self, key: str) -> NDArray[np.float64] | None:
+        """Median over the recent steps.
+
+        Args:
+            key: ``group/statistic``.
+
+        Returns:
+            ``[site]``, NaN where not observed; None if the run does not hold the series.
+        """
+        if key not in self._medians:
+            series = self.window(key)
+            self._medians[key] = None if series is None else median_over_steps(series.values)
+        return self._medians[key]
+
+    def at_step(self, key: str) -> NDArray[np.float64] | None:
+        """Values at the reported step, or at the last recorded one before it that holds this group.
+
+        Args:
+            key: ``group/statistic``.
+
+        Returns:
+            ``[site]``; None if nothing was recorded.
+        """
+        series = self.window(key)
+        return None if series is None or len(series) == 0 else np.asarray(series.values[-1], dtype=np.float64)
+
+    def on_axis(self, key: str, values: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Recent medians of a module series on the depth axis.
+
+        Args:
+            key: ``group/statistic`` with modules as sites.
+            values: ``[site]`` to use instead of the recent medians.
+
+        Returns:
+            ``[layer]``, NaN where not observed or not recorded.
+        """
+        medians = self.recent(key) if values is None else values
+        out = np.full(len(self.axis), np.nan)
+        if medians is not None:
+            place = {site.path: i for i, site in enumerate(self.sites(key))}
+            for layer, site in enumerate(self.axis.sites):
+                if site.path in place:
+                    out[layer] = medians[place[site.path]]
+        return out
+
+    def by_owner(
+        self, key: str, rows: tuple[Site, ...], values: NDArray[np.float64], observed: NDArray[np.bool_]
+    ) -> NDArray[np.float64]:
+        """Norms of parameters summed in squares over the row that owns or contains them.
+
+        Each parameter belongs to one row, the innermost; a stack entry holds all its parameters.
+
+        Args:
+            key: ``group/statistic`` with parameters as sites and norms as values.
+            rows: the rows.
+            values: ``[parameter]``.
+            observed: ``[parameter]``; others are left out.
+
+        Returns:
+            ``[row]``; NaN where no parameter of the row was observed, or an observed one is NaN.
+        """
+        place = {site.path: i for i, site in enumerate(rows)}
+        owners = np.array([row_owner(site.path, place) for site in self.sites(key)], dtype=np.int64)
+        known = (owners >= 0) & observed
+        finite = values[known & np.isfinite(values)]
+        unit = float(np.max(finite, initial=0.0)) or 1.0  # squares of tiny norms would underflow
+        squares = np.full(len(rows), np.nan)
+        squares[owners[known]] = 0.0
+        np.add.at(squares, owners[known], (values[known] / unit) ** 2)
+        return np.asarray(np.sqrt(squares) * unit)
+
+    @cached_property
+    def profiles(self) -> Mapping[str, NamedProfile]:
+        """The depth profiles that can be drawn, by series: output gradient, late tokens, parameter gradient."""
+        found = (self._output_profile(), self._late_profile(), self._parameter_profile())
+        return {profile.key: profile for profile in found if profile is not None and profile.shape.observed}
+
+    @property
+    def gradient(self) -> NamedProfile | None:
+        """The whole-tensor output-gradient profile; the parameter-gradient one where outputs were not watched."""
+        first = (key for key in self.profiles if key != LATE_TOKENS)
+        return next((self.profiles[key] for key in first), None)
+
+    def _output_profile(self) -> NamedProfile:
+        alike = self.axis.alike or "gradients/norm" not in self.run
+        key, title = (OUTPUT_GRADIENT, "gradient RMS") if alike else ("gradients/norm", "gradient norm")
+        shape = self._shape(self.on_axis(key))
+        return NamedProfile(key, title, shape, remark=_floor_remark(title, shape))
+
+    def _late_profile(self) -> NamedProfile | None:
+        levels = self.on_axis(LATE_TOKENS)
+        if self.axis.stack is None or not np.isfinite(levels).any():
+            return None
+        title = "late-token gradient level"
+        shape = self._shape(np.power(10.0, levels))
+        zeros = self.on_axis("gradients/late_token_zero_fraction")
+        top = zeros[np.isfinite(zeros)][-1:]
+        if top.size and not top[0] < _LATE_ZEROS:
+            share = f"{100 * top[0]:.0f} %"
+            remark = f"The {title} is not counted: {share} of the late tokens get no gradient at the top of the stack."
+            return NamedProfile(LATE_TOKENS, title, shape, counted=False, remark=remark)
+        return NamedProfile(LATE_TOKENS, title, shape, remark=_floor_remark(title, shape))
+
+    def _parameter_profile(self) -> NamedProfile | None:
+        title = "parameter-gradient norm"
+        medians = self.recent(PARAMETER_GRADIENT)
+        if medians is None:
+            return None
+        norms = self.by_owner(PARAMETER_GRADIENT, self.axis.sites, medians, ~np.isnan(medians))
+        shape = self._shape(norms)
+        return NamedProfile(PARAMETER_GRADIENT, title, shape, remark=_floor_remark(title, shape))
+
+    def _shape(self, values: NDArray[np.float64]) -> DepthProfile:
+        axis = self.axis
+        roles = () if axis.alike else [site.kind for site in axis.sites]
+        return depth_profile(values, axis.depth, length=axis.length, roles=roles, skip=axis.first_block)
+
+
+def _cut(series: Series, first: int, last: int) -> Series:
+    """The rows from one step to another, both included."""
+    start, stop = np.searchsorted(series.steps, [first, last + 1])
+    return replace(series, values=series.values[start:stop], steps=series.steps[start:stop])
+
+
+def _chosen_step(recorded: NDArray[np.int64], step: int) -> int:
+    if recorded.size == 0:
+        return -1
+    if step == -1:
+        return int(recorded[-1])
+    if step not in recorded:
+        raise UnknownNameError(
+            f"step {step} was not recorded; {recorded.size} steps are recorded, {recorded[0]} to {recorded[-1]}."
+        )
+    return step
+
+
+def _floor_remark(title: str, shape: DepthProfile) -> str:
+    if not shape.floored:
+        return ""
+    share = f"{shape.floored} of {shape.levels.size} layers"
+    return f"{share} lie under the float32 floor of 1e-37 in the {title} and are left out of the fit."

@@ -1,0 +1,147 @@
+"""The headline: one word for the gradient flow of a run, and one sentence with the numbers it rests on.
+
+Drawn from the depth profiles of `Evidence`; the rules add what the headline does not say. Thresholds are decades over
+the whole stack and therefore free of scale: multiplying every gradient by a constant changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from keelscope.analysis.profile import MIN_LAYERS
+from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
+from keelscope.formatting import count, decades, times
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence, NamedProfile
+
+__all__ = ["DRIFTING", "VANISHING", "WORDS", "Headline", "Word", "decide", "word_of"]
+
+Word = Literal["flat", "drifting", "vanishing", "exploding", "dead", "non-finite", "not enough data"]
+
+WORDS: tuple[Word, ...] = ("non-finite", "not enough data", "dead", "exploding", "vanishing", "drifting", "flat")
+"""Every headline, in order of precedence."""
+VANISHING = 2.0
+"""|S| above which a profile vanishes (S > 0) or explodes (S < 0), in decades over the stack."""
+DRIFTING = 1.0
+"""|S| above which a profile drifts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The verdict in one word and one sentence."""
+
+    word: Word
+    sentence: str
+    decided_by: str = ""
+    """Series that decided, e.g. ``"gradients/late_token_level"``; empty when none did."""
+
+
+def decide(evidence: Evidence) -> Headline:
+    """The headline of a run.
+
+    Precedence: non-finite, not enough data, dead, exploding or vanishing, drifting, flat. With S the Theil-Sen slope
+    of log10 gradient over the middle 10..90 % of the stack times its length L: S > 2 vanishing, S < -2 exploding,
+    1 < abs(S) <= 2 drifting, else flat. The profile with the largest abs(S) decides and is named; when all are flat,
+    the first one.
+
+    Args:
+        evidence: a run at one step.
+
+    Returns:
+        The headline.
+    """
+    return _nonfinite(evidence) or _no_data(evidence) or _dead(evidence) or _sloped(evidence)
+
+
+def word_of(total: float) -> Word:
+    """The word for S decades over the stack.
+
+    Args:
+        total: S, positive when the gradient shrinks towards the input.
+
+    Returns:
+        The word.
+
+    Example:
+        >>> [word_of(s) for s in (4.5, -2.1, 2.0, -0.5)]
+        ['vanishing', 'exploding', 'drifting', 'flat']
+    """
+    if total > VANISHING:
+        return "vanishing"
+    if total < -VANISHING:
+        return "exploding"
+    return "drifting" if abs(total) > DRIFTING else "flat"
+
+
+def _nonfinite(evidence: Evidence) -> Headline | None:
+    """Non-finite at the reported step, or on half of the recent ones; steps that a loss scaler skipped do not count."""
+    skipped = skipped_steps(evidence)
+    bad: set[int] = set()
+    for direction in ("outputs", "gradients", "parameter_gradients"):
+        history = nonfinite_history(evidence, direction)
+        if history is not None:
+            bad.update(int(step) for step, row in zip(history.steps, history.flags, strict=True) if row.any())
+    recent = [int(step) for step in evidence.steps if int(step) not in skipped]
+    hits = [step for step in recent if step in bad]
+    if not hits or (hits[-1] != recent[-1] and 2 * len(hits) < len(recent)):
+        return None
+    first = min(bad - skipped)
+    where = f"on {len(hits)} of the last {len(recent)} recorded steps, first at step {first}"
+    return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}.")
+
+
+def _no_data(evidence: Evidence) -> Headline | None:
+    gradient = evidence.gradient
+    if evidence.steps.size == 0:
+        return Headline("not enough data", "No step is recorded yet.")
+    if gradient is None:
+        return Headline("not enough data", "No gradient was recorded: no backward pass reached a watched layer.")
+    if gradient.shape.observed < MIN_LAYERS:
+        seen = count(gradient.shape.observed, "layer with a gradient", "layers with a gradient")
+        return Headline("not enough data", f"Found {seen}; a slope over depth needs at least {MIN_LAYERS}.")
+    return None
+
+
+def _dead(evidence: Evidence) -> Headline | None:
+    """Exactly zero at the input end of the chain, or in more than half of it, without underflow."""
+    gradient = evidence.gradient
+    if gradient is None:
+        return None
+    shape, sites = gradient.shape, evidence.axis.sites
+    if shape.floored == shape.observed:
+        return Headline("dead", f"The {gradient.title} lies under the float32 floor in every layer.", gradient.key)
+    at_input = bool(shape.is_zero[np.flatnonzero(shape.is_observed)[0]])
+    if not at_input and 2 * shape.zeros <= shape.observed:
+        return None
+    highest = sites[int(np.flatnonzero(shape.is_zero)[-1])].path
+    share = f"{shape.zeros} of {count(shape.observed, 'layer')}"
+    upto = f", up to {highest}" if shape.zeros < shape.observed else ""
+    return Headline(
+        "dead", f"The {gradient.title} is exactly 0 in {share}{upto}: no signal gets through.", gradient.key
+    )
+
+
+def _sloped(evidence: Evidence) -> Headline:
+    counted = [p for p in evidence.profiles.values() if p.counted and not np.isnan(p.shape.total)]
+    if not counted:
+        return Headline("not enough data", "The recorded gradients leave too few layers for a slope over depth.")
+    worst = max(counted, key=lambda profile: abs(profile.shape.total))
+    if word_of(worst.shape.total) == "flat":
+        worst = counted[0]
+    return Headline(word_of(worst.shape.total), _sentence(evidence, worst, counted), worst.key)
+
+
+def _sentence(evidence: Evidence, worst: NamedProfile, counted: list[NamedProfile]) -> str:
+    shape, unit = worst.shape, evidence.axis.unit
+    over = f"over {count(shape.length, unit)}"
+    change = times(-shape.total)
+    slope = f"{decades(shape.slope)} decades per {unit}"
+    verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
+    text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_of(shape.total)]} from output to input: "
+    text += f"{change} {over}, slope {slope}, S = {decades(shape.total)} decades"
+    others = [f"{p.title} {decades(p.shape.total)}" for p in counted if p is not worst]
+    return f"{text} ({', '.join(others)})." if others else f"{text}."

@@ -1,0 +1,121 @@
+"""`Diagnosis`: everything that was decided about a run at one step, as a frozen record without rendering.
+
+`Diagnosis.of` runs headline, rules and layer table on one `Evidence`. `keelscope.diagnosis.report.Report` adds the
+formats; `keelscope.terminal` and `keelscope.tables` draw it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from keelscope.diagnosis.evidence import Evidence, NamedProfile
+from keelscope.diagnosis.headline import Headline, Word, decide
+from keelscope.diagnosis.layers import Layer, layer_rows
+from keelscope.diagnosis.rules import findings_of
+from keelscope.formatting import count, decades
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.axis import DepthAxis
+    from keelscope.diagnosis.finding import Finding
+    from keelscope.store.reader import Run
+
+__all__ = ["Diagnosis"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Diagnosis:
+    """Verdict, evidence and layer table of a run at one step."""
+
+    run: Run
+    step: int
+    """The step that the layer table shows; -1 when nothing is recorded."""
+    steps: tuple[int, ...]
+    """The recorded steps whose median the profiles and the verdict rest on."""
+    verdict: Headline
+    findings: tuple[Finding, ...]
+    """The gravest first."""
+    layers: tuple[Layer, ...]
+    """In execution order, input side first."""
+    profiles: Mapping[str, NamedProfile]
+    """Depth profiles by the series they are drawn from."""
+    axis: DepthAxis
+
+    @classmethod
+    def of(cls, run: Run, *, step: int = -1) -> Self:
+        """Diagnose a run.
+
+        Args:
+            run: any run.
+            step: the recorded step to show; -1 is the last one. The verdict rests on it and the steps before it.
+
+        Returns:
+            The diagnosis.
+
+        Raises:
+            UnknownNameError: if that step was not recorded.
+        """
+        evidence = Evidence(run, step=step)
+        return cls(
+            run=run,
+            step=evidence.step,
+            steps=tuple(int(s) for s in evidence.steps),
+            verdict=decide(evidence),
+            findings=findings_of(evidence),
+            layers=layer_rows(evidence),
+            profiles=evidence.profiles,
+            axis=evidence.axis,
+        )
+
+    @property
+    def headline(self) -> Word:
+        """The verdict in one word, e.g. ``"vanishing"``."""
+        return self.verdict.word
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence with its numbers."""
+        return self.verdict.sentence
+
+    @property
+    def profile(self) -> NamedProfile | None:
+        """The depth profile that decided, else the first one there is; None without any gradient."""
+        decided = self.profiles.get(self.verdict.decided_by)
+        return decided if decided is not None else next(iter(self.profiles.values()), None)
+
+    @property
+    def total(self) -> str:
+        """S of the profile that decided, as text; a dash when none did."""
+        profile = self.profiles.get(self.verdict.decided_by)
+        return decades(None if profile is None else profile.shape.total)
+
+    @property
+    def title(self) -> str:
+        """How the run is called: its title, else its file name, else the model's class."""
+        path = self.run.path
+        return self.run.info.title or (path.stem if path is not None else "") or self.run.info.model_class or "run"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know about the numbers: steps, unit of depth, what was left out."""
+        remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
+        return (self._about_steps(), self._about_depth(), *remarks)
+
+    def _about_steps(self) -> str:
+        if not self.steps:
+            return "Nothing is recorded."
+        if len(self.steps) == 1:
+            return f"Verdict and table: step {self.step}, the only step recorded so far."
+        first, last = self.steps[0], self.steps[-1]
+        return (
+            f"Verdict: median of {count(len(self.steps), 'recorded step')}, {first} to {last}. Table: step {self.step}."
+        )
+
+    def _about_depth(self) -> str:
+        stack, total = self.axis.stack, self.axis.length
+        if stack is None:
+            return f"No stack of at least 4 like blocks: depth is counted in modules with parameters ({total:g})."
+        if not stack.sublayers:
+            return f"Depth is counted in blocks ({total:g} of {stack.kind}); sub-layers per block are not known."
+        return f"Depth is counted in sub-layers: {total:g} in {count(stack.length, 'entry')} of {stack.kind}."

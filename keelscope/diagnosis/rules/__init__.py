@@ -1,0 +1,65 @@
+"""The rules: plain functions from `Evidence` to findings, one tuple per file, joined here.
+
+A new built-in rule is one function in the file of its subject, named in that file's tuple. A third-party package offers
+its own through the entry point group ``keelscope.rules``. The docstring of a rule says what it means, its formula,
+its threshold, where that comes from and what helps; ``keelscope list rules`` prints it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, cast
+
+from keelscope import plugins
+from keelscope.diagnosis.rules import coverage, flow, nonfinite
+from keelscope.errors import PluginWarning
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence
+    from keelscope.diagnosis.finding import Finding
+
+__all__ = ["RULES", "Rule", "all_rules", "findings_of", "rule_name"]
+
+Rule = Callable[["Evidence"], Iterable["Finding"]]
+"""What a rule is."""
+
+RULES: tuple[Rule, ...] = (*nonfinite.RULES, *flow.RULES, *coverage.RULES)
+"""The built-in rules, in the order of the report."""
+
+
+def rule_name(rule: Rule) -> str:
+    """The name a rule is listed under: that of its function."""
+    return str(getattr(rule, "__name__", type(rule).__name__))
+
+
+def all_rules() -> tuple[Rule, ...]:
+    """The built-in rules, then those of installed packages."""
+    offered = [cast("Rule", item) for _, item in plugins.load("keelscope.rules")]
+    return (*RULES, *(rule for rule in offered if rule not in RULES))
+
+
+def findings_of(evidence: Evidence) -> tuple[Finding, ...]:
+    """What all rules find, the gravest first.
+
+    A rule of another package that fails warns with `PluginWarning` and is left out.
+
+    Args:
+        evidence: a run at one step.
+
+    Returns:
+        Findings by severity, then in the order of the rules.
+    """
+    found = [finding for rule in all_rules() for finding in _checked(rule, evidence)]
+    return tuple(sorted(found, key=lambda finding: -finding.severity))
+
+
+def _checked(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
+    if rule in RULES:
+        yield from rule(evidence)
+        return
+    try:
+        yield from list(rule(evidence))
+    except Exception as error:  # whatever a foreign rule raises, the report must come out
+        reason = f"{type(error).__name__}: {error}"
+        warnings.warn(f"rule {rule_name(rule)} is left out: it failed with {reason}.", PluginWarning, stacklevel=4)

@@ -1,0 +1,292 @@
+"""Rules on what trains and what was seen: zero, missing and unobserved gradients, each with its own name and advice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
+from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.formatting import count
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence
+
+__all__ = ["RULES", "coverage_gap", "disconnected", "frozen", "never_called", "no_backward", "zero_gradient"]
+
+_SILENT = frozenset({"observed", "container", "not_selected"})
+_OWN_RULE = frozenset({"frozen", "disconnected", "never_called", "no_backward"})
+
+
+def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient arrived and is exactly 0, entry by entry, on every recent step.
+
+    Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
+    missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
+    (see `vanishing`). Biases alone are only worth knowing: a convolution bias before BatchNorm and a key bias in
+    attention have gradient 0 by construction. With a single recorded step the severity is INFO, since ReZero, LoRA and
+    Fixup start that way.
+
+    Source: None against 0.0 in PyTorch; awslabs smdebug "AllZero".
+
+    Remedy: look for a multiplication by 0 (gate, mask, dead activation) towards the output of the named modules.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        One finding for modules, one for parameters whose module does receive a gradient.
+    """
+    modules = _zero_sites(evidence, OUTPUT_GRADIENT)
+    if modules and not any(p.shape.floored for p in evidence.profiles.values()):
+        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}, nearest the loss {modules[-1]}."
+        yield _zero_finding(evidence, modules, statement, Severity.WARNING)
+    parameters = [p for p in _zero_sites(evidence, PARAMETER_GRADIENT) if not _inside(p, modules)]
+    biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
+    weights = [path for path in parameters if path not in biases]
+    if weights:
+        statement = f"The gradient is exactly 0 in {_named(weights, 'parameter')}, in modules that do receive one."
+        yield _zero_finding(evidence, weights, statement, Severity.WARNING)
+    if biases:
+        statement = (
+            f"The gradient is exactly 0 in {_named(biases, 'bias')}, as it is by construction before BatchNorm "
+            "and for attention keys."
+        )
+        yield _zero_finding(evidence, biases, statement, Severity.INFO)
+
+
+def _zero_sites(evidence: Evidence, key: str) -> list[str]:
+    """Paths whose recent values are all exactly 0, input side first."""
+    series = evidence.window(key)
+    if series is None or len(series) == 0:
+        return []
+    values = np.asarray(series.values)
+    zero = ((values == 0) | np.isnan(values)).all(axis=0) & (values == 0).any(axis=0)
+    return [path for path, flag in zip(series.paths, zero, strict=True) if flag]
+
+
+def _inside(parameter: str, modules: Sequence[str]) -> bool:
+    return any(not module or parameter.startswith(f"{module}.") for module in modules)
+
+
+def _zero_finding(evidence: Evidence, sites: Sequence[str], statement: str, severity: Severity) -> Finding:
+    single = evidence.steps.size == 1
+    if single and severity > Severity.INFO:
+        statement += " Only one step is recorded: zero initialisation (ReZero, LoRA, Fixup) looks the same."
+        severity = Severity.INFO
+    return Finding(
+        "zero_gradient",
+        severity,
+        statement,
+        sites=tuple(sites),
+        steps=_recent(evidence),
+        value=0.0,
+        threshold=0.0,
+        remedy="Look towards the output for a multiplication by 0: a closed gate, a mask, a dead activation.",
+    )
+
+
+def disconnected(evidence: Evidence) -> Iterator[Finding]:
+    """A trainable parameter of a module that ran gets no gradient at all: the loss does not depend on it.
+
+    Formula: coverage status "disconnected" and no value on the recent steps. ERROR when it concerns the main stack or
+    most of the parameters, else WARNING.
+
+    Source: gradient None although requires_grad; detach, .data, numpy, no_grad and reentrant checkpointing do it.
+
+    Remedy: search for detach(), .data, torch.no_grad or an unused output between the named module and the loss.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    paths = _with_status(evidence, "disconnected")
+    if not paths:
+        return
+    everything = _parameter_paths(evidence)
+    stack = {site.path for site in evidence.sites(PARAMETER_GRADIENT) if site.stack}
+    grave = 2 * len(paths) > len(everything) or any(path in stack for path in paths)
+    owners = owners_of(paths, everything)
+    yield Finding(
+        "disconnected",
+        Severity.ERROR if grave else Severity.WARNING,
+        f"No gradient reaches {count(len(paths), 'trainable parameter')} of {name_sites(owners)}, although the "
+        f"{'module' if len(owners) == 1 else 'modules'} ran.",
+        sites=owners,
+        steps=_recent(evidence),
+        value=float(len(paths)),
+        threshold=0.0,
+        remedy="Search between there and the loss: detach(), .data, no_grad, unused outputs, reentrant checkpointing.",
+    )
+
+
+def frozen(evidence: Evidence) -> Iterator[Finding]:
+    """Parameters with requires_grad=False: no gradient by intent.
+
+    Formula: coverage status "frozen" and no value on the recent steps.
+
+    Source: fine-tuning with a frozen backbone must not read as vanishing.
+
+    Remedy: none needed; unfreezing later is noticed.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    paths = _with_status(evidence, "frozen")
+    if paths:
+        owners = owners_of(paths, _parameter_paths(evidence))
+        statement = f"{count(len(paths), 'parameter')} of {name_sites(owners)} are frozen (requires_grad is False)."
+        yield _listed(evidence, "frozen", statement, owners, number=len(paths))
+
+
+def never_called(evidence: Evidence) -> Iterator[Finding]:
+    """Modules with parameters that the forward pass never ran.
+
+    Formula: coverage status "never_called" of parameters that have no value on the recent steps.
+
+    Source: None gradients of unused modules read as dead layers in most tools; under DDP they are an error.
+
+    Remedy: remove the module, or call it.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    paths = _with_status(evidence, "never_called")
+    if paths:
+        owners = owners_of(paths, _parameter_paths(evidence))
+        statement = f"The forward pass never ran {name_sites(owners)}, which holds {count(len(paths), 'parameter')}."
+        remedy = "Remove it, or call it: it costs memory and does not train."
+        yield _listed(evidence, "never_called", statement, owners, number=len(paths), remedy=remedy)
+
+
+def coverage_gap(evidence: Evidence) -> Iterator[Finding]:
+    """Something could not be observed, so that numbers are missing where there may be gradients.
+
+    Formula: coverage status that is neither observed nor explained by another rule, one finding per status.
+
+    Source: silence about missing numbers is the most frequent complaint about gradient loggers.
+
+    Remedy: as the reason says.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        One finding per status.
+    """
+    seen = _valued(evidence)
+    gaps: dict[str, list[tuple[str, str]]] = {}
+    for entry in evidence.run.coverage:
+        if entry.status not in _SILENT | _OWN_RULE and entry.path not in seen:
+            gaps.setdefault(entry.status, []).append((entry.path, entry.reason))
+    for status, entries in gaps.items():
+        paths = [path for path, _ in entries]
+        statement = f"{_named(paths, 'site')} were not observed ({status.replace('_', ' ')}). {entries[0][1]}".strip()
+        yield _listed(evidence, "coverage_gap", statement, paths, number=len(paths))
+
+
+def no_backward(evidence: Evidence) -> Iterator[Finding]:
+    """Steps were recorded, but no gradient arrived anywhere.
+
+    Formula: no value in any gradient series.
+
+    Source: a validation loop, a missing loss.backward(), or a loss under no_grad.
+
+    Remedy: call loss.backward() inside the watch, with gradients enabled.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    keys = [key for key in evidence.run.keys() if key in {OUTPUT_GRADIENT, PARAMETER_GRADIENT}]  # noqa: SIM118
+    if not keys or evidence.steps.size == 0:
+        return
+    if any(np.isfinite(_values(evidence, key)).any() or evidence.observed(key).any() for key in keys):
+        return
+    yield Finding(
+        "no_backward",
+        Severity.WARNING,
+        f"No gradient arrived on {count(evidence.steps.size, 'recorded step')}: only forward passes were seen.",
+        steps=_recent(evidence),
+        remedy="Call loss.backward() inside the watch, with gradients enabled.",
+    )
+
+
+def _values(evidence: Evidence, key: str) -> NDArray[np.float64]:
+    medians = evidence.recent(key)
+    return np.empty(0) if medians is None else medians
+
+
+def _valued(evidence: Evidence) -> set[str]:
+    """Parameters that have a gradient on the recent steps, whatever the coverage said at the start."""
+    medians = _values(evidence, PARAMETER_GRADIENT)
+    sites = evidence.sites(PARAMETER_GRADIENT)
+    return {site.path for site, value in zip(sites, medians, strict=False) if not np.isnan(value)}
+
+
+def _with_status(evidence: Evidence, status: str) -> list[str]:
+    seen = _valued(evidence)
+    entries = (entry for entry in evidence.run.coverage if entry.what == "parameter" and entry.status == status)
+    return [entry.path for entry in entries if entry.path not in seen]
+
+
+def _parameter_paths(evidence: Evidence) -> list[str]:
+    return [entry.path for entry in evidence.run.coverage if entry.what == "parameter"]
+
+
+def owners_of(paths: Sequence[str], everything: Sequence[str]) -> tuple[str, ...]:
+    """The largest modules all of whose parameters are in `paths`; a lone parameter stands for itself.
+
+    Args:
+        paths: dotted paths of parameters.
+        everything: those of all parameters.
+
+    Returns:
+        Module or parameter paths, each once.
+
+    Example:
+        >>> owners_of(["enc.0.w", "enc.1.w", "head.w"], ["enc.0.w", "enc.1.w", "head.w", "head.b"])
+        ('enc', 'head.w')
+    """
+    inside = Counter(prefix for path in paths for prefix in _prefixes(path))
+    total = Counter(prefix for path in everything for prefix in _prefixes(path))
+    whole = [next((p for p in _prefixes(path) if inside[p] == total[p]), path) for path in paths]
+    return tuple(dict.fromkeys(whole))
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+
+
+def _named(paths: Sequence[str], noun: str) -> str:
+    """``3 modules (a, b and c)``."""
+    return f"{count(len(paths), noun, 'biases' if noun == 'bias' else '')} ({name_sites(paths)})"
+
+
+def _listed(
+    evidence: Evidence, rule: str, statement: str, sites: Sequence[str], *, number: int, remedy: str = ""
+) -> Finding:
+    severity = Severity.WARNING if rule == "never_called" else Severity.INFO
+    return Finding(rule, severity, statement, tuple(sites), _recent(evidence), float(number), 0.0, remedy)
+
+
+def _recent(evidence: Evidence) -> tuple[int, int] | None:
+    return (int(evidence.steps[0]), int(evidence.steps[-1])) if evidence.steps.size else None
+
+
+RULES = (no_backward, zero_gradient, disconnected, frozen, never_called, coverage_gap)

@@ -1,0 +1,237 @@
+"""Rules on the shape over depth: vanishing, exploding, knee, uniformly small gradients, growing variance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
+from keelscope.diagnosis.finding import Finding, Severity
+from keelscope.diagnosis.headline import VANISHING
+from keelscope.formatting import count, decades, number, times
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence
+
+__all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
+
+_KNEE = 1.0  # decades
+_SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
+_GROWTH = 10.0
+
+
+def vanishing(evidence: Evidence) -> Iterator[Finding]:
+    """The gradient shrinks from the output to the input of the main stack.
+
+    S = Theil-Sen slope of log10 gradient over the middle 10..90 % of the layers times depth L, in decades; S > 2 in
+    the output-gradient, the late-token or the parameter-gradient profile. The worst one is described, others named.
+
+    Source: slopes instead of absolute limits, since 1e-7 or 1e-3 move with loss scale, batch and width; shortcut
+    attenuation of Post-LN after Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895.
+
+    Remedy: a shortcut that passes the gradient on (Pre-LN, or Post-LN with a scaled shortcut as in Keel or DeepNorm),
+    activations that do not saturate, an initialisation that keeps the gain near 1.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    yield from _slope_finding(evidence, "vanishing", 1.0)
+
+
+def exploding(evidence: Evidence) -> Iterator[Finding]:
+    """The gradient grows from the output to the input of the main stack.
+
+    As `vanishing`, with S < -2 decades.
+
+    Source: same scale as `vanishing`; growth without normalisation after Zhang et al. (2019), arXiv:1901.09321.
+
+    Remedy: normalise the stream or scale the branches by 1/sqrt(L); gradient clipping hides it but does not cure it.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    yield from _slope_finding(evidence, "exploding", -1.0)
+
+
+def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
+    """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
+    beyond = [p for p in evidence.profiles.values() if p.counted and sign * p.shape.total > VANISHING]
+    if not beyond:
+        return
+    worst = max(beyond, key=lambda profile: sign * profile.shape.total)
+    shape = worst.shape
+    sites = _far_from_output(evidence, worst)
+    others = ", ".join(f"{p.title} {decades(p.shape.total)}" for p in beyond if p is not worst)
+    also = f" (also {others})" if others else ""
+    yield Finding(
+        rule,
+        Severity.ERROR,
+        f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} {times(-shape.total)} over "
+        f"{count(shape.length, evidence.axis.unit)}: S = {decades(shape.total)} decades, limit "
+        f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
+        sites=sites,
+        steps=_recent(evidence),
+        value=shape.total,
+        threshold=sign * VANISHING,
+        remedy=_REMEDIES[rule],
+    )
+
+
+def _hidden(evidence: Evidence, worst: NamedProfile) -> str:
+    """Said when only the late tokens show it: the usual whole-tensor norm looks healthy."""
+    whole = evidence.gradient
+    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > VANISHING:
+        return ""
+    return f"; the {whole.title} hides it ({decades(whole.shape.total)}), since a few early tokens dominate"
+
+
+def _where(sites: tuple[str, ...]) -> str:
+    if not sites:
+        return ""
+    span = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
+    return f" {count(len(sites), 'layer')} ({span}) differ from the output end by more than {VANISHING:g} decades."
+
+
+_REMEDIES = {
+    "vanishing": "Give the gradient a shortcut that keeps its size: Pre-LN, or Post-LN with a scaled shortcut "
+    "(Keel, DeepNorm); check for saturating activations and too small weights.",
+    "exploding": "Normalise the stream, or scale the branches by 1/sqrt(L); lower the initial weight scale.",
+}
+
+
+def _far_from_output(evidence: Evidence, profile: NamedProfile) -> tuple[str, ...]:
+    """Layers whose level is more than the limit away from the topmost usable one."""
+    levels = profile.shape.levels
+    usable = np.flatnonzero(np.isfinite(levels))
+    far = profile.shape.is_floored.copy()
+    if usable.size:
+        far |= np.abs(levels - levels[usable[-1]]) > VANISHING
+    return tuple(evidence.axis.sites[i].path for i in np.flatnonzero(far))
+
+
+def knee(evidence: Evidence) -> Iterator[Finding]:
+    """One step between neighbouring layers of one role changes the gradient by more than a decade.
+
+    Formula: largest change of log10 output gradient between neighbours, which must exceed 1 decade both as it is and
+    after the fitted slope is taken off. The first block is left out, since several schemes treat it differently by
+    design, and so is the embedding.
+
+    Source: `analysis.profile.Knee`; a slope over the whole stack cannot show a single bad layer.
+
+    Remedy: look at what is special in that layer (a norm over few features, a closed gate, a saturated activation).
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    gradient = evidence.gradient
+    found = gradient.shape.knee if gradient is not None and gradient.key.startswith("gradients/") else None
+    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= _KNEE:
+        return
+    lower, upper = (evidence.axis.sites[i].path for i in (found.lower, found.upper))
+    verb = "drops" if found.change > 0 else "jumps"
+    yield Finding(
+        "knee",
+        Severity.WARNING,
+        f"The {gradient.title} {verb} {times(-found.change)} in one step, from {upper} to {lower}.",
+        sites=(lower, upper),
+        steps=_recent(evidence),
+        value=found.change,
+        threshold=_KNEE if found.change > 0 else -_KNEE,
+        remedy="Look at what stands between these two layers: a norm over few features, a closed gate, a saturation.",
+    )
+
+
+def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
+    """All parameter gradients are tiny, though no depth is to blame: the loss is scaled down.
+
+    Formula: median over parameters of the gradient RMS per entry < 1e-8, while every abs(S) <= 2.
+
+    Source: 1e-8 is the default epsilon of Adam and AdamW; below it the update no longer has the size of the learning
+    rate, and half precision underflows to 0 (6e-8).
+
+    Remedy: average the loss over fewer terms, scale it, or lower epsilon.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    sizes = evidence.recent("parameter_gradients/rms")
+    if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.profiles.values() if p.counted):
+        return
+    positive = sizes[np.isfinite(sizes) & (sizes > 0)]
+    if positive.size == 0 or np.median(positive) >= _SMALL:
+        return
+    middle = float(np.median(positive))
+    yield Finding(
+        "uniformly_small",
+        Severity.WARNING,
+        f"Parameter gradients are small everywhere: median RMS {number(middle)} per entry, below Adam's epsilon of "
+        "1e-8; depth is not the cause.",
+        steps=_recent(evidence),
+        value=middle,
+        threshold=_SMALL,
+        remedy="Check how the loss is averaged and scaled; otherwise lower the optimizer's epsilon.",
+    )
+
+
+def variance_growth(evidence: Evidence) -> Iterator[Finding]:
+    """The output variance grows along the main stack.
+
+    Formula: variance at the last layer over that at the first after the first block > 10. Up to 10 L it is what an
+    unscaled Pre-LN sum does (variance linear in depth) and only worth knowing; beyond, it grows faster than linearly.
+
+    Source: linear growth in Pre-LN, Xiong et al. (2020), arXiv:2002.04745, Lemma 2; its cost in depth,
+    arXiv:2502.05795.
+
+    Remedy: scale the branches by 1/sqrt(L), normalise their output (Peri-LN), or use LayerNorm scaling.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    if evidence.axis.stack is None:
+        return
+    variances = evidence.on_axis("outputs/variance")
+    usable = np.flatnonzero(np.isfinite(variances) & (variances > 0))
+    usable = usable[usable >= evidence.axis.first_block]
+    if usable.size < 2:
+        return
+    first, last = int(usable[0]), int(usable[-1])
+    growth = float(variances[last] / variances[first])
+    if growth <= _GROWTH:
+        return
+    fast = growth > _GROWTH * evidence.axis.length
+    judged = "faster than linear" if fast else "at most linear in depth, as in any Pre-LN stack"
+    yield Finding(
+        "variance_growth",
+        Severity.WARNING if fast else Severity.INFO,
+        f"The output variance grows x{number(growth)} from {evidence.axis.sites[first].path} to "
+        f"{evidence.axis.sites[last].path}, {judged}.",
+        sites=(evidence.axis.sites[first].path, evidence.axis.sites[last].path),
+        steps=_recent(evidence),
+        value=growth,
+        threshold=_GROWTH,
+        remedy="Scale the branches by 1/sqrt(L) or normalise their outputs if the deep layers learn little.",
+    )
+
+
+def _recent(evidence: Evidence) -> tuple[int, int] | None:
+    return (int(evidence.steps[0]), int(evidence.steps[-1])) if evidence.steps.size else None
+
+
+RULES = (exploding, vanishing, knee, uniformly_small, variance_growth)

@@ -1,0 +1,199 @@
+"""The layer table of a diagnosis as rows of text, folded for long stacks, and as Markdown, CSV and HTML.
+
+`keelscope.diagnosis.report` offers these as methods; `keelscope.terminal` draws the same rows with rich.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING
+
+from keelscope.formatting import number
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.finding import Finding
+    from keelscope.diagnosis.layers import Layer
+    from keelscope.diagnosis.record import Diagnosis
+
+__all__ = ["COLUMNS", "FOLD_ABOVE", "Column", "Gap", "as_csv", "as_html", "as_markdown", "fold", "path_of"]
+
+FOLD_ABOVE = 40
+"""Rows of one stack above which it is folded."""
+
+_ENDS = 3  # rows kept at either end of a folded stack
+_INNER = (0.25, 0.5, 0.75)
+_NAMED = 4  # sites of one finding that stay visible
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Rows that a folded table leaves out."""
+
+    hidden: int
+
+    def __str__(self) -> str:
+        return f"... {self.hidden} more"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the layer table."""
+
+    name: str
+    """Field of `Layer`, and the CSV header."""
+    title: str
+    text: Callable[[Layer], str]
+    numeric: bool = True
+
+
+def path_of(layer: Layer) -> str:
+    """The path as shown; the model itself has none."""
+    return layer.path or "(model)"
+
+
+def _depth(layer: Layer) -> str:
+    return "" if layer.depth is None else f"{layer.depth:g}"
+
+
+def _shared(layer: Layer, value: float | None) -> str:
+    return "tied" if value is None and layer.tied_to else number(value)
+
+
+COLUMNS = (
+    Column("depth", "depth", _depth),
+    Column("path", "layer", path_of, numeric=False),
+    Column("kind", "type", lambda layer: layer.kind, numeric=False),
+    Column("output_variance", "output variance", lambda layer: number(layer.output_variance)),
+    Column("gradient_rms", "gradient RMS", lambda layer: number(layer.gradient_rms)),
+    Column("late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient)),
+    Column("ratio", "ratio to next", lambda layer: number(layer.ratio)),
+    Column("parameter_gradient_norm", "param grad norm", lambda layer: _shared(layer, layer.parameter_gradient_norm)),
+    Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm)),
+)
+"""The columns in order."""
+
+
+def fold(layers: Sequence[Layer], findings: Iterable[Finding] = (), *, above: int = FOLD_ABOVE) -> list[Layer | Gap]:
+    """The rows worth reading: long stacks keep both ends, the quartiles, and rows that a finding names.
+
+    Args:
+        layers: all rows.
+        findings: the first few sites of each stay visible.
+        above: stacks with more rows than this are folded.
+
+    Returns:
+        Rows and gaps, in order.
+    """
+    named = {path for finding in findings for path in finding.sites[:_NAMED]}
+    members: dict[str, list[int]] = {}
+    for i, layer in enumerate(layers):
+        if layer.role == "layer":
+            members.setdefault(layer.stack, []).append(i)
+    hidden: set[int] = set()
+    for indices in members.values():
+        if len(indices) > above:
+            kept = {*indices[:_ENDS], *indices[-_ENDS:], *(indices[int(q * (len(indices) - 1))] for q in _INNER)}
+            hidden.update(i for i in indices if i not in kept and layers[i].path not in named)
+    return _with_gaps(layers, hidden)
+
+
+def _with_gaps(layers: Sequence[Layer], hidden: set[int]) -> list[Layer | Gap]:
+    rows: list[Layer | Gap] = []
+    run = 0
+    for i, layer in enumerate(layers):
+        if i in hidden:
+            run += 1
+            continue
+        if run:
+            rows.append(Gap(run))
+            run = 0
+        rows.append(layer)
+    return rows
+
+
+def as_markdown(report: Diagnosis, *, unfold: bool = False) -> str:
+    """The report as a Markdown document.
+
+    Args:
+        report: what to write.
+        unfold: show every layer of long stacks.
+
+    Returns:
+        Text that ends with a newline.
+    """
+    lines = [f"## {_cell(report.title)}: {report.headline}", "", report.sentence, ""]
+    if report.findings:
+        lines += ["| severity | rule | finding | remedy |", "|---|---|---|---|"]
+        lines += [
+            f"| {f.severity.label} | {f.rule} | {_cell(f.statement)} | {_cell(f.remedy)} |" for f in report.findings
+        ]
+        lines.append("")
+    lines.append(f"| {' | '.join(column.title for column in COLUMNS)} |")
+    lines.append(f"|{'|'.join('---:' if column.numeric else '---' for column in COLUMNS)}|")
+    for row in report.layers if unfold else fold(report.layers, report.findings):
+        cells = ["", str(row)] if isinstance(row, Gap) else [_cell(column.text(row)) for column in COLUMNS]
+        lines.append(f"| {' | '.join(cells + [''] * (len(COLUMNS) - len(cells)))} |")
+    return "\n".join([*lines, "", *(f"- {note}" for note in report.notes), ""])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def as_csv(report: Diagnosis) -> str:
+    """The layer table, every layer, with full precision: empty for not observed, ``NaN`` and ``Inf`` as they are.
+
+    Args:
+        report: what to write.
+
+    Returns:
+        A header line of `Layer` field names, then one line per layer.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = [*(column.name for column in COLUMNS), "role", "stack", "tied_to"]
+    writer.writerow(names)
+    for layer in report.layers:
+        writer.writerow([_plain(getattr(layer, name)) for name in names])
+    return out.getvalue()
+
+
+def _plain(value: str | float | None) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return repr(value) if math.isfinite(value) else number(value)
+
+
+def as_html(report: Diagnosis) -> str:
+    """The report as one HTML fragment without scripts or outside resources, as notebooks show it.
+
+    Args:
+        report: what to write.
+
+    Returns:
+        A ``<div>``.
+    """
+    parts = [f"<p><b>{escape(report.title)}: {report.headline}</b><br>{escape(report.sentence)}</p>"]
+    if report.findings:
+        items = (f"<li><b>{f.severity.label} {f.rule}</b>: {escape(f.statement)}</li>" for f in report.findings)
+        parts.append(f"<ul>{''.join(items)}</ul>")
+    head = "".join(f"<th>{column.title}</th>" for column in COLUMNS)
+    body = "".join(_html_row(row) for row in fold(report.layers, report.findings))
+    parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    parts.append(f"<p><small>{escape(' '.join(report.notes))}</small></p>")
+    return f"<div>{''.join(parts)}</div>"
+
+
+def _html_row(row: Layer | Gap) -> str:
+    if isinstance(row, Gap):
+        return f'<tr><td></td><td colspan="{len(COLUMNS) - 1}" style="text-align:left"><i>{row}</i></td></tr>'
+    cells = (
+        f'<td style="text-align:{"right" if column.numeric else "left"}">{escape(column.text(row))}</td>'
+        for column in COLUMNS
+    )
+    return f"<tr>{''.join(cells)}</tr>"
