@@ -41,7 +41,7 @@ def heatmap(
     series: Series,
     *,
     reference: Reference | None = None,
-    nonfinite: NDArray[np.floating] | None = None,
+    observed: NDArray[np.bool_] | None = None,
     palette: Palette = LIGHT,
 ) -> go.Figure:
     """Layer x step heatmap: colour is decades from the reference at the same step.
@@ -49,7 +49,7 @@ def heatmap(
     Args:
         series: values ``[step, site]``.
         reference: what a level is compared with; the panel's own if None, ``"none"`` for log10 of the value itself.
-        nonfinite: ``nonfinite_count`` of the same group, to tell NaN from not observed.
+        observed: ``run.observed(group)``, to tell NaN from not observed.
         palette: light or dark.
 
     Returns:
@@ -58,7 +58,7 @@ def heatmap(
     """
     chosen = reference or _default_reference(series)
     axis = layer_axis(series.sites)
-    levels = levels_of(series, axis, reference=chosen, nonfinite=nonfinite)
+    levels = levels_of(series, axis, reference=chosen, observed=observed)
     tile = pool(levels, -(-max(1, len(series.steps)) // MAX_COLUMNS))
     figure = go.Figure(layout=axes_layout(palette, x="step", y="layer (1 = input)"))
     figure.add_trace(_cells(tile, axis, palette, chosen))

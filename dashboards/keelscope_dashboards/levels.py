@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from numpy.typing import NDArray
 
     from keelscope.store.schema import Site
@@ -46,40 +44,43 @@ class LayerAxis:
     types: tuple[str, ...]
     """Class name of each layer."""
     members: tuple[tuple[int, ...], ...]
-    """Indices on the site axis that make up each layer; empty if none was observed."""
+    """Indices on the site axis that make up each layer."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def gather(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
+    def gather(
+        self, values: NDArray[np.floating], observed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Values on the layer axis: as they are, or the root of the sum of squares where a layer has several sites.
 
         Args:
             values: ``[step, site]``.
+            observed: ``[step, site]``; sites that were not observed take no part in their layer.
 
         Returns:
-            ``[step, layer]``.
+            Values and whether any site of the layer was observed, both ``[step, layer]``.
         """
         wide = np.asarray(values, dtype=np.float64)
         if all(len(member) == 1 for member in self.members):
-            return wide[:, [member[0] for member in self.members]]
-        columns = [_root_of_squares(wide[:, list(member)]) for member in self.members]
-        return np.stack(columns, axis=1) if columns else np.empty((len(wide), 0))
+            order = [member[0] for member in self.members]
+            return wide[:, order], observed[:, order]
+        pairs = [_joined(wide[:, list(member)], observed[:, list(member)]) for member in self.members]
+        return np.stack([value for value, _ in pairs], axis=1), np.stack([seen for _, seen in pairs], axis=1)
 
 
-def _root_of_squares(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    if values.shape[1] == 0:
-        return np.full(len(values), np.nan)
-    return np.asarray(np.sqrt(np.square(values).sum(axis=1)), dtype=np.float64)
+def _joined(values: NDArray[np.float64], observed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Root of the sum of squares of the sites of one layer, and whether there was any."""
+    squares = np.where(observed, np.square(values), 0.0)
+    return np.sqrt(squares.sum(axis=1)), observed.any(axis=1)
 
 
-def layer_axis(sites: tuple[Site, ...], *, stack: str | None = None, unobserved: Collection[str] = ()) -> LayerAxis:
+def layer_axis(sites: tuple[Site, ...], *, stack: str | None = None) -> LayerAxis:
     """The layers among the sites: the entries of the main stack, or every site when there is no stack.
 
     Args:
         sites: the site axis of a group.
         stack: path of the main stack; the one with most entries among the sites if None.
-        unobserved: paths that were never observed; they are left out of the layer that owns them.
 
     Returns:
         The axis in execution order, the input side first.
@@ -91,8 +92,7 @@ def layer_axis(sites: tuple[Site, ...], *, stack: str | None = None, unobserved:
     heads = [sites[members[0]] for members in entries.values()]
     parameters = any(head.role == "parameter" for head in heads)
     labels = [_layer_path(head) if parameters and main else head.path for head in heads]
-    members = tuple(tuple(i for i in members if sites[i].path not in unobserved) for members in entries.values())
-    return LayerAxis(tuple(labels), tuple(head.kind for head in heads), members)
+    return LayerAxis(tuple(labels), tuple(head.kind for head in heads), tuple(map(tuple, entries.values())))
 
 
 def _longest_stack(sites: tuple[Site, ...]) -> str:
@@ -136,6 +136,16 @@ class Levels:
         """``[step, layer]``: decades above the reference of the same step; 0 where `kinds` is not ``VALUE``."""
         return np.where(self.kinds == Kind.VALUE, self.decades - self.reference[:, None], np.float32(0))
 
+    def row(self, index: int) -> Levels:
+        """One step."""
+        at = slice(index, index + 1)
+        return Levels(self.decades[at], self.kinds[at], self.reference[at], self.steps[at])
+
+    def layer(self, index: int) -> Levels:
+        """One layer over all steps."""
+        at = slice(index, index + 1)
+        return Levels(self.decades[:, at], self.kinds[:, at], self.reference, self.steps)
+
     def marked(self, *, absolute: bool) -> NDArray[np.float64]:
         """Decades as one array with IEEE marks: -inf for exactly 0, inf for Inf, NaN for NaN and not observed.
 
@@ -153,7 +163,7 @@ class Levels:
 
 
 def levels_of(
-    series: Series, axis: LayerAxis, *, reference: Reference = "output", nonfinite: NDArray[np.floating] | None = None
+    series: Series, axis: LayerAxis, *, reference: Reference = "output", observed: NDArray[np.bool_] | None = None
 ) -> Levels:
     """The levels of a series.
 
@@ -161,27 +171,32 @@ def levels_of(
         series: values ``[step, site]`` in linear units, or already in decades when the unit starts with ``log10``.
         axis: the layers among the sites of the series.
         reference: what each row is compared with.
-        nonfinite: ``nonfinite_count`` of the same group and rows ``[step, site]``; tells NaN from not observed.
+        observed: ``[step, site]``, tells a computed NaN from a site that was not seen. Without it, a NaN counts as
+            computed unless the whole row or the whole column is NaN.
 
     Returns:
         Levels of the same rows.
     """
-    values = axis.gather(series.values)
-    counts = None if nonfinite is None else axis.gather(nonfinite)
+    seen = _probably_observed(series.values) if observed is None else observed
+    values, known = axis.gather(series.values, seen)
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = values if series.unit.startswith("log10") else np.log10(values)
-    kinds = _kinds(logs, counts)
+    kinds = _kinds(logs, known)
     decades = np.where(kinds == Kind.VALUE, logs, 0.0).astype(np.float32)
     return Levels(decades, kinds, _reference(decades, kinds, reference), np.asarray(series.steps, dtype=np.int64))
 
 
-def _kinds(logs: NDArray[np.float64], counts: NDArray[np.float64] | None) -> NDArray[np.uint8]:
+def _probably_observed(values: NDArray[np.floating]) -> NDArray[np.bool_]:
+    holds = ~np.isnan(values)
+    return np.asarray(holds.any(axis=1, keepdims=True) & holds.any(axis=0, keepdims=True))
+
+
+def _kinds(logs: NDArray[np.float64], observed: NDArray[np.bool_]) -> NDArray[np.uint8]:
     kinds = np.full(logs.shape, Kind.VALUE, dtype=np.uint8)
     kinds[np.isneginf(logs)] = Kind.ZERO
     kinds[np.isposinf(logs)] = Kind.INF
-    missing = np.isnan(logs)
-    absent = np.broadcast_to(missing.all(axis=1, keepdims=True), missing.shape) if counts is None else ~(counts > 0)
-    kinds[missing] = np.where(absent[missing], Kind.ABSENT, Kind.NAN)
+    kinds[np.isnan(logs)] = Kind.NAN
+    kinds[~observed] = Kind.ABSENT
     return kinds
 
 

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope_dashboards.levels import Kind
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from keelscope_dashboards.levels import Levels
 
-__all__ = ["Pool", "Tile", "pool"]
+__all__ = ["Band", "Pool", "Tile", "band", "pool"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +68,45 @@ def pool(levels: Levels, rows: int) -> Tile:
         A tile with ``ceil(step / rows)`` bins.
     """
     return _merged(_unpooled(levels), np.arange(0, len(levels.steps), rows), rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Band:
+    """One layer over step bins, in absolute decades."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    low: NDArray[np.float32]
+    """``[bin]``: lowest level; NaN where no row holds a value."""
+    high: NDArray[np.float32]
+    """``[bin]``: highest level; NaN where no row holds a value."""
+    kinds: NDArray[np.uint8]
+    """``[bin]`` of `keelscope_dashboards.levels.Kind`, the most severe of the bin."""
+
+
+def band(levels: Levels, rows: int) -> Band:
+    """Reduce one layer to the range it spans in every `rows` consecutive rows.
+
+    Args:
+        levels: ``[step, 1]``.
+        rows: recorded rows per bin, at least 1.
+
+    Returns:
+        A band with ``ceil(step / rows)`` bins.
+    """
+    starts = np.arange(0, len(levels.steps), rows)
+    if len(starts) == 0:
+        none = np.empty(0, dtype=np.float32)
+        return Band(levels.steps, levels.steps, none, none, np.empty(0, dtype=np.uint8))
+    known = np.where(levels.kinds == Kind.VALUE, levels.decades, np.float32(np.nan))[:, 0]
+    ends = np.append(starts[1:], len(levels.steps)) - 1
+    return Band(
+        levels.steps[starts],
+        levels.steps[ends],
+        np.fmin.reduceat(known, starts),
+        np.fmax.reduceat(known, starts),
+        np.maximum.reduceat(levels.kinds[:, 0], starts),
+    )
 
 
 def _unpooled(levels: Levels) -> Tile:

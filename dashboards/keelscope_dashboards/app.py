@@ -1,0 +1,115 @@
+"""The Dash app: one page, two callbacks, the HTTP interface and the guard on one Flask server.
+
+Dash carries the words (run list, cards, findings) and the state of the controls. The dense data go straight from
+`api` to the browser in binary and never pass through a callback.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dash import ClientsideFunction, Dash, Input, Output
+
+from keelscope_dashboards import cards, guard
+from keelscope_dashboards.api import blueprint
+from keelscope_dashboards.page import overview
+from keelscope_dashboards.state import run_states
+from keelscope_dashboards.theme import DARK, LIGHT, Palette
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from keelscope_dashboards.index import RunIndex
+    from keelscope_dashboards.verdicts import Judge
+
+__all__ = ["create_app"]
+
+# Sets the colour scheme before anything is painted, so that a dark page never flashes white.
+_SCHEME = """
+var wish = localStorage.getItem("mantine-color-scheme-value") || "auto";
+var dark = wish === "dark" || (wish !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+document.documentElement.setAttribute("data-mantine-color-scheme", dark ? "dark" : "light");
+"""
+_INDEX = """<!DOCTYPE html>
+<html lang="en">
+<head>
+{%metas%}
+<title>{%title%}</title>
+{%favicon%}
+{%css%}
+<style>COLOURS</style>
+<script>SCHEME</script>
+</head>
+<body>
+{%app_entry%}
+<footer>{%config%}{%scripts%}{%renderer%}</footer>
+</body>
+</html>"""
+
+
+def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK) -> Dash:
+    """The app over one index of runs; its ``.server`` is an ordinary WSGI application.
+
+    Args:
+        index: the runs.
+        judge: gives the verdicts.
+        hosts: host names a browser may use.
+
+    Returns:
+        The app, never in debug mode.
+    """
+    app = Dash(
+        __name__,
+        title="keelscope",
+        update_title="",
+        assets_folder=str(Path(__file__).parent / "assets"),
+        index_string=_INDEX.replace("COLOURS", _variables()).replace("SCHEME", _SCHEME),
+        meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
+        serve_locally=True,
+        enable_mcp=False,
+        add_log_handler=False,
+    )
+    app.layout = lambda: overview(run_states(index, judge), title=index.title)
+    _add_callbacks(app, index, judge)
+    app.server.register_blueprint(blueprint(index, judge))
+    policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)])
+    guard.install(app.server, hosts=hosts, policy=policy)
+    return app
+
+
+def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
+    app.clientside_callback(
+        ClientsideFunction("keelscope", "boot"), Output("booted", "data"), Input("settings", "data")
+    )
+    app.clientside_callback(
+        ClientsideFunction("keelscope", "metric"), Output("booted", "modified_timestamp"), Input("metric", "value")
+    )
+
+    @app.callback(
+        Output("run-list", "children"),
+        Output("cards", "children"),
+        Output("findings", "children"),
+        Output("findings-count", "children"),
+        Input("digest", "data"),
+        prevent_initial_call=True,
+    )
+    def words(_: str) -> tuple[Any, ...]:
+        states = run_states(index, judge)
+        return (
+            cards.run_list(states),
+            cards.verdict_cards(states),
+            cards.findings(states),
+            cards.findings_count(states),
+        )
+
+
+def _variables() -> str:
+    """Both palettes as CSS variables."""
+    return ":root{" + _colours(LIGHT) + "}[data-mantine-color-scheme=dark]{" + _colours(DARK) + "}"
+
+
+def _colours(palette: Palette) -> str:
+    runs = [f"--run-{i}:{colour}" for i, colour in enumerate(palette.runs)]
+    named = [f"--{name}:{getattr(palette, name)}" for name in ("paper", "text", "muted", "grid", "axis")]
+    return ";".join([*runs, *named, f"color-scheme:{palette.name}"])

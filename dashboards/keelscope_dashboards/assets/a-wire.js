@@ -1,0 +1,144 @@
+// Decoding of the binary answers (see wire.py) and number formatting. Pure functions, no DOM.
+(function (ks) {
+  "use strict";
+
+  ks.ZERO = -32768;
+  ks.NAN = -32767;
+  ks.ABSENT = -32766;
+  ks.INF = 32767;
+  ks.KIND = { absent: 0, value: 1, zero: 2, nan: 3, inf: 4 };
+
+  const TYPES = {
+    "<f8": Float64Array, "<f4": Float32Array, "<i2": Int16Array, "|u1": Uint8Array,
+  };
+
+  ks.unpack = function (buffer) {
+    const length = new DataView(buffer).getUint32(0, true);
+    const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, length)));
+    let at = 4 + length;
+    const arrays = {};
+    for (const [name, dtype, shape] of header.arrays) {
+      const size = shape.reduce((a, b) => a * b, 1);
+      arrays[name] = new TYPES[dtype](buffer, at, size);
+      at += Math.ceil((size * TYPES[dtype].BYTES_PER_ELEMENT) / 8) * 8;
+    }
+    return { header, arrays };
+  };
+
+  // A tile as the charts use it: codes [bin][layer], edges between bins in steps.
+  ks.tileOf = function (header, arrays, labels) {
+    const tile = {
+      bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
+      reference: header.reference, revision: header.revision, labels: labels || header.labels || [],
+      first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
+    };
+    tile.edges = ks.edges(tile.first, tile.last);
+    return tile;
+  };
+
+  // Bins from `header.from` on replace those of an older tile; null when the two do not fit together.
+  ks.spliced = function (old, header, arrays) {
+    const from = header.from;
+    if (header.rows !== old.rows || header.unit !== old.unit || header.layers !== old.layers || from > old.bins) {
+      return null;
+    }
+    const joined = {};
+    const parts = [["first", old.first, 1], ["last", old.last, 1], ["reference", old.level, 1], ["codes", old.codes, old.layers]];
+    for (const [name, before, width] of parts) {
+      const array = new before.constructor(header.bins * width);
+      array.set(before.subarray(0, from * width));
+      array.set(arrays[name], from * width);
+      joined[name] = array;
+    }
+    return ks.tileOf(header, joined, old.labels);
+  };
+
+  ks.edges = function (first, last) {
+    const n = first.length;
+    const edges = new Float64Array(n + 1);
+    if (n === 0) return edges;
+    for (let i = 1; i < n; i++) edges[i] = (last[i - 1] + first[i]) / 2;
+    edges[0] = first[0] - (n > 1 ? edges[1] - last[0] : 0.5);
+    edges[n] = last[n - 1] + (n > 1 ? first[n - 1] - edges[n - 1] : 0.5);
+    return edges;
+  };
+
+  // Index of the bin that holds a step, or of the nearest one.
+  ks.binAt = function (tile, step) {
+    let low = 0, high = tile.bins - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (tile.edges[middle] <= step) low = middle; else high = middle - 1;
+    }
+    return low;
+  };
+
+  // Absolute decades of one cell: a number, -Infinity for exactly 0, Infinity, or NaN.
+  ks.levelAt = function (tile, bin, layer) {
+    const code = tile.codes[bin * tile.layers + layer];
+    if (code === ks.ZERO) return -Infinity;
+    if (code === ks.INF) return Infinity;
+    if (code === ks.NAN || code === ks.ABSENT) return NaN;
+    return code * tile.unit + tile.level[bin];
+  };
+
+  // Every level of a tile between the shares `low` and `high`, as a range that ignores stray cells.
+  ks.spread = function (tile, low, high) {
+    const stride = Math.max(1, Math.floor((tile.bins * tile.layers) / 20000));
+    const levels = [];
+    for (let i = 0; i < tile.codes.length; i += stride) {
+      const level = ks.levelAt(tile, Math.floor(i / tile.layers), i % tile.layers);
+      if (Number.isFinite(level)) levels.push(level);
+    }
+    if (!levels.length) return null;
+    levels.sort((a, b) => a - b);
+    const at = (share) => levels[Math.round(share * (levels.length - 1))];
+    return [at(low), at(high)];
+  };
+
+  ks.count = (n) => Math.round(n).toLocaleString("en-US");
+
+  const POWERS = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+  ks.power = (n) => String(n).replace(/[-0-9]/g, (c) => POWERS[c]);
+
+  // 10 ** level as it is read: 0.93, 298, 7.18 × 10⁻⁴.
+  ks.value = function (level) {
+    if (level === -Infinity) return "exactly 0";
+    if (level === Infinity) return "Inf";
+    if (Number.isNaN(level)) return "no value";
+    if (level > -2 && level < 4) return Number((10 ** level).toPrecision(3)).toLocaleString("en-US", { maximumSignificantDigits: 3 });
+    let exponent = Math.floor(level);
+    let mantissa = (10 ** (level - exponent)).toFixed(2);
+    if (mantissa === "10.00") { mantissa = "1.00"; exponent += 1; }
+    return `${mantissa} × 10${ks.power(exponent)}`;
+  };
+
+  ks.signed = (d) => (d < 0 ? "−" : "+") + Math.abs(d).toFixed(2);
+
+  // Ticks for an axis of log10 values.
+  ks.powerTicks = function (range, most) {
+    const stride = Math.max(1, Math.ceil((range[1] - range[0]) / most));
+    const values = [];
+    for (let t = Math.ceil(range[0] / stride) * stride; t <= range[1]; t += stride) values.push(t);
+    return { values, text: values.map((t) => `10<sup>${String(t).replace("-", "−")}</sup>`) };
+  };
+
+  // Layer ticks: 1 and multiples of a power of two, as depths are.
+  ks.layerTicks = function (low, high, most) {
+    let stride = 1;
+    while ((high - low) / stride > most) stride *= 2;
+    const values = [];
+    if (low <= 1) values.push(1);
+    for (let t = Math.ceil(Math.max(low, 1) / stride) * stride; t <= high; t += stride) {
+      if (t !== 1 && !(low <= 1 && t - 1 < stride * 0.5)) values.push(t);
+    }
+    return { values, text: values.map(ks.count) };
+  };
+
+  // The next round number from `value` up, so that a growing axis moves seldom.
+  ks.roomFor = function (value) {
+    if (value <= 0) return 1;
+    const unit = 10 ** Math.floor(Math.log10(value));
+    return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].map((k) => k * unit).find((room) => room >= value * 1.02);
+  };
+})((window.keelscope = window.keelscope || {}));

@@ -1,0 +1,272 @@
+// The view: which runs, metric, step and layer are on show; changed by the pointer, the keyboard, the address, live data.
+(function (ks) {
+  "use strict";
+
+  const REST = 120, ADDRESS_REST = 250, SHOWN_AT_FIRST = 6;
+  const $ = (id) => document.getElementById(id);
+
+  ks.View = class {
+    constructor(settings) {
+      this.settings = settings;
+      this.runs = [];
+      this.focus = null;
+      this.panel = settings.panels[0].name;
+      this.hidden = null;
+      this.at = null; // step under the cursor, null follows the newest
+      this.layer = null;
+      this.zoomX = this.zoomY = null;
+      this.dirty = { all: false, cursor: false };
+      this.rested = new Map();
+      this.wish = ks.readAddress(location.search);
+      if (settings.panels.some((panel) => panel.name === this.wish.metric)) this.panel = this.wish.metric;
+      this.scene = new ks.Scene(settings, this);
+      this.slider = ks.makeSlider($("slider"), (step) => this.moveTo({ step }));
+      this.data = new ks.Data((state, fresh) => this.onState(state, fresh), (run, panel) => this.onTile(run, panel), (n) => this.onLost(n));
+      ks.listen(this);
+      this.scene.drawLegend(this.panelOf());
+      this.data.start();
+    }
+
+    // --- what is on show
+
+    run(id) { return this.runs.find((run) => run.id === id) || null; }
+    readable() { return this.runs.filter((run) => !run.error); }
+    shown() { return this.readable().filter((run) => !this.hidden.has(run.id) && run.panels.includes(this.panel)); }
+    tile() { return this.focus && this.data.tile(this.focus, this.panel); }
+    panelOf() { return this.settings.panels.find((panel) => panel.name === this.panel); }
+
+    step() {
+      const tile = this.tile();
+      if (!tile || !tile.bins) return 0;
+      if (this.at === null) return tile.last[tile.bins - 1];
+      return this.at;
+    }
+
+    // Nearest step that is recorded in the focused run.
+    snapped(step) {
+      const tile = this.tile();
+      if (!tile || !tile.bins) return step;
+      const bin = ks.binAt(tile, step);
+      return Math.min(tile.last[bin], Math.max(tile.first[bin], Math.round(step)));
+    }
+
+    // Index of the layer of another run at the same relative depth as the cursor.
+    layerOf(tile, own) {
+      if (tile.layers === own.layers) return this.layer - 1;
+      return own.layers < 2 ? tile.layers >> 1 : Math.round(((this.layer - 1) * (tile.layers - 1)) / (own.layers - 1));
+    }
+
+    whyEmpty() {
+      const run = this.run(this.focus);
+      if (!run) return "";
+      if (run.rows === 0) return "Waiting for the first recorded step.";
+      if (!run.panels.includes(this.panel)) return `${run.name} does not record ${this.panelOf().key}.`;
+      return "Loading…";
+    }
+
+    // --- changes
+
+    moveTo({ step, layer, follow }) {
+      if (follow) this.at = null;
+      else if (step !== undefined) this.at = this.snapped(step);
+      const tile = this.tile();
+      if (layer !== undefined && tile) this.layer = Math.min(tile.layers, Math.max(1, Math.round(layer)));
+      this.invalidate("cursor");
+      this.rest();
+    }
+
+    focusOn(id) {
+      const run = this.run(id);
+      if (!run || run.error || id === this.focus) return;
+      const before = this.tile();
+      this.focus = id;
+      this.hidden.delete(id);
+      this.zoomX = this.zoomY = null;
+      if (before && this.tile()) this.layer = this.layerOf(this.tile(), before) + 1;
+      if (this.at !== null && this.tile()) this.at = this.snapped(this.at);
+      this.load();
+      this.decorate();
+      this.invalidate();
+      this.rest();
+    }
+
+    show(id, on) {
+      if (on) this.hidden.delete(id); else if (id !== this.focus) this.hidden.add(id);
+      this.load();
+      this.decorate();
+      this.invalidate();
+      this.rest();
+    }
+
+    setPanel(name) {
+      if (name === this.panel || !this.settings.panels.some((panel) => panel.name === name)) return;
+      this.panel = name;
+      this.scene.drawLegend(this.panelOf());
+      window.dash_clientside.set_props("metric", { value: name });
+      this.load();
+      this.invalidate();
+      this.rest();
+    }
+
+    zoom(x, y) {
+      this.zoomX = x;
+      this.zoomY = y;
+      this.invalidate();
+      this.rest();
+    }
+
+    restyle() {
+      this.scene.use();
+      this.scene.drawLegend(this.panelOf());
+      this.invalidate();
+    }
+
+    // --- data
+
+    onState(state, fresh) {
+      if (fresh) {
+        this.runs = state.runs;
+        this.choose();
+        this.load();
+        if (state.digest !== this.digest) {
+          this.digest = state.digest;
+          window.dash_clientside.set_props("digest", { data: state.digest });
+        }
+        document.body.classList.toggle("no-runs", !this.runs.length);
+        document.body.classList.toggle("no-charts", !this.readable().length);
+        this.invalidate("cursor");
+      }
+      ks.tell(this);
+      document.body.dataset.ready = "true";
+    }
+
+    // The focused run and the shown ones, at first as the address says.
+    choose() {
+      if (this.hidden === null && this.runs.length) {
+        const named = this.wish.runs;
+        const keep = named ? (run) => named.includes(run.name) : (_, i) => i < SHOWN_AT_FIRST;
+        this.hidden = new Set(this.readable().filter((run, i) => !keep(run, i)).map((run) => run.id));
+      }
+      this.hidden = this.hidden || new Set();
+      if (this.run(this.focus) && !this.run(this.focus).error) return;
+      const wished = this.readable().find((run) => run.name === this.wish.run);
+      const first = wished || this.readable().find((run) => run.status === "live") || this.readable()[0];
+      this.focus = first ? first.id : null;
+      if (first) this.hidden.delete(first.id);
+    }
+
+    load() {
+      const order = this.shown().sort((a, b) => (b.id === this.focus) - (a.id === this.focus));
+      for (const run of order) this.data.want(run.id, this.panel, run.revision);
+    }
+
+    onTile(run, panel) {
+      if (panel !== this.panel) return;
+      if (run === this.focus) this.settle();
+      this.rested.clear();
+      this.invalidate();
+      this.rest();
+    }
+
+    // First tile of the focused run: place the cursor as the address says, else at a third of the depth.
+    settle() {
+      const tile = this.tile();
+      if (!tile || !tile.bins) return;
+      if (this.layer === null) {
+        const { step, layer, x, y } = this.wish;
+        this.layer = layer || Math.max(1, Math.round(tile.layers * 0.3));
+        if (step !== null) this.at = this.snapped(step);
+        this.zoomX = x;
+        this.zoomY = y;
+      }
+      this.layer = Math.min(tile.layers, Math.max(1, this.layer));
+      if (this.at !== null) this.at = this.snapped(this.at);
+    }
+
+    onLost(times) {
+      const banner = $("banner");
+      if (!banner) return;
+      banner.hidden = times < 2;
+      banner.textContent = "Connection to keelscope lost. Retrying; what is shown stays.";
+      if (times) ks.tell(this);
+    }
+
+    // Exact rows replace pooled ones once the cursor rests; only needed where a bin holds several steps.
+    exact(kind, run) { return this.rested.get(`${kind}|${run.id}`) || null; }
+
+    async refine() {
+      const own = this.tile(), step = this.step(), layer = this.layer, panel = this.panel;
+      if (!own) return;
+      for (const run of this.shown()) {
+        const tile = this.data.tile(run.id, panel);
+        if (!tile || tile.rows === 1) continue;
+        try {
+          const profile = await this.data.rows("profile", run.id, panel, step, tile.revision);
+          const history = await this.data.rows("history", run.id, panel, this.layerOf(tile, own), tile.revision);
+          if (step !== this.step() || layer !== this.layer || panel !== this.panel) return;
+          this.rested.set(`profile|${run.id}`, { levels: marked(profile.arrays) });
+          this.rested.set(`history|${run.id}`, history.arrays);
+        } catch (error) {
+          return;
+        }
+      }
+      this.invalidate("cursor", true);
+    }
+
+    // --- drawing, at most once per frame
+
+    invalidate(part, keep) {
+      if (part === "cursor" && !keep) this.rested.clear();
+      this.dirty[part || "all"] = true;
+      if (this.framed) return;
+      this.framed = true;
+      requestAnimationFrame(() => this.paint());
+    }
+
+    paint() {
+      this.framed = false;
+      const { all } = this.dirty;
+      this.dirty = { all: false, cursor: false };
+      if (this.hidden === null) return;
+      if (all || !this.tile()) {
+        this.scene.draw();
+        this.scene.drawThumbs();
+      } else {
+        this.scene.drawCursor();
+      }
+      this.slider.update(this);
+      ks.tell(this);
+    }
+
+    rest() {
+      clearTimeout(this.resting);
+      clearTimeout(this.writing);
+      this.resting = setTimeout(() => this.refine(), REST);
+      this.writing = setTimeout(() => history.replaceState(null, "", ks.writeAddress(this)), ADDRESS_REST);
+    }
+
+    // Marks on elements that Dash has drawn: which run is focused, which are shown, thumbnails.
+    decorate() {
+      for (const element of document.querySelectorAll(".run[data-run], .card[data-run]")) {
+        const on = element.dataset.run === this.focus;
+        element.classList.toggle("focused", on);
+        element.setAttribute("aria-current", on ? "true" : "false");
+      }
+      for (const eye of document.querySelectorAll("[data-show]")) {
+        eye.setAttribute("aria-pressed", this.hidden && this.hidden.has(eye.dataset.show) ? "false" : "true");
+      }
+      this.scene.drawThumbs();
+    }
+  };
+
+  // Levels with the marks of their kinds.
+  function marked({ levels, kinds }) {
+    const out = Float64Array.from(levels);
+    kinds.forEach((kind, i) => {
+      if (kind === ks.KIND.zero) out[i] = -Infinity;
+      else if (kind === ks.KIND.inf) out[i] = Infinity;
+      else if (kind !== ks.KIND.value) out[i] = NaN;
+    });
+    return out;
+  }
+})((window.keelscope = window.keelscope || {}));

@@ -1,0 +1,270 @@
+"""`FollowedRun`: one run as the dashboard reads it: opened once, followed while it is written, pooled incrementally.
+
+Sits between `keelscope.store.reader.Run` and the HTTP interface. One lock per run, because a run file has one handle;
+rows are read in bounded slices, so a long run never sits in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from keelscope.store.reader import open_run
+
+from keelscope.errors import KeelscopeError, SeriesNotFoundError
+from keelscope_dashboards.levels import LayerAxis, Levels, layer_axis, levels_of
+from keelscope_dashboards.panels import PANELS, Panel
+from keelscope_dashboards.pooling import Band, Pool, Tile, band
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from keelscope.store.reader import Run
+
+__all__ = ["Facts", "FollowedRun", "Status"]
+
+Status = Literal["live", "finished", "stopped", "error"]
+MAX_CELLS = 1 << 20
+MAX_BINS = 1000
+SLICE = 1 << 22  # cells read at once
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the run list says about a run."""
+
+    rows: int = 0
+    head: int = -1
+    planned: int = 0
+    model: str = ""
+    panels: tuple[Panel, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Drawn:
+    """One panel of one run: its layers and what has been pooled of it."""
+
+    panel: Panel
+    axis: LayerAxis
+    pool: Pool
+
+
+class FollowedRun:
+    """A run file behind an opaque id.
+
+    Args:
+        path: the file.
+        name: what the user sees.
+        opener: how the file is opened.
+    """
+
+    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = open_run) -> None:
+        self.path = path
+        self.name = name
+        self.error = ""
+        self.revision = 0
+        self._opener = opener
+        self._lock = threading.RLock()
+        self._run: Run | None = None
+        self._stamp: tuple[int, int, int] = (0, 0, 0)
+        self._drawn: dict[str, _Drawn] = {}
+        self._facts: tuple[int, Facts] = (-1, Facts())
+
+    @property
+    def run(self) -> Run | None:
+        """The open run, None while it cannot be read. Use it inside `locked` only."""
+        return self._run
+
+    @property
+    def locked(self) -> threading.RLock:
+        """Held while the file is read."""
+        return self._lock
+
+    @property
+    def status(self) -> Status:
+        """What the run is doing now."""
+        if self.error or self._run is None:
+            return "error"
+        if self._run.live:
+            return "live"
+        return "stopped" if getattr(self._run, "interrupted", False) else "finished"
+
+    def poll(self) -> None:
+        """Open the run if needed and take in what was written since; an unreadable file leaves a sentence in `error`."""
+        with self._lock:
+            stamp = self._file_stamp()
+            try:
+                if self._run is None:
+                    self._open(stamp)
+                elif self._run.live or stamp != self._stamp:
+                    self._follow(stamp)
+            except (KeelscopeError, OSError, ValueError, KeyError) as error:
+                self._fail(error, stamp)
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock:
+            if self._run is not None:
+                self._run.close()
+            self._run = None
+            self._drawn.clear()
+
+    def facts(self) -> Facts:
+        """The run in a few words, made anew only when the file has changed."""
+        with self._lock:
+            if self._run is not None and self._facts[0] != self.revision:
+                self._facts = (self.revision, _facts(self._run))
+            return self._facts[1] if self._run is not None else Facts()
+
+    def axis(self, panel: Panel) -> LayerAxis:
+        """The layers of a panel."""
+        with self._lock:
+            return self._panel(panel).axis
+
+    def tile(self, panel: Panel) -> Tile:
+        """All recorded rows of a panel, pooled to a bounded number of bins.
+
+        Args:
+            panel: one that the run holds.
+
+        Returns:
+            The tile, up to date with the last `poll`.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold the series.
+        """
+        with self._lock:
+            drawn = self._panel(panel)
+            for levels in self._levels(drawn, drawn.pool.seen, None):
+                drawn.pool.extend(levels)
+            return drawn.pool.tile
+
+    def profile(self, panel: Panel, step: int) -> Levels:
+        """The exact levels of all layers at the recorded step nearest to `step`.
+
+        Args:
+            panel: one that the run holds.
+            step: any step.
+
+        Returns:
+            One row, or none if nothing is recorded.
+        """
+        with self._lock:
+            drawn, tile = self._panel(panel), self.tile(panel)
+            if len(tile) == 0:
+                return _no_levels(len(drawn.axis))
+            start = max(0, int(np.searchsorted(tile.first, step, side="right")) - 1) * tile.rows
+            near = _stacked(list(self._levels(drawn, start, start + tile.rows + 1)))
+            return near.row(int(np.abs(near.steps - step).argmin()))
+
+    def history(self, panel: Panel, layer: int, bins: int) -> Band:
+        """Level of one layer over all steps: the lowest and the highest of each of at most `bins` bins.
+
+        Args:
+            panel: one that the run holds.
+            layer: index from 0 at the input side.
+            bins: most bins wanted.
+
+        Returns:
+            Absolute decades per bin.
+        """
+        with self._lock:
+            drawn = self._panel(panel)
+            pieces = [levels.layer(layer) for levels in self._levels(drawn, 0, None)]
+            column = _stacked(pieces) if pieces else _no_levels(1)
+            return band(column, max(1, -(-len(column.steps) // bins)))
+
+    def _file_stamp(self) -> tuple[int, int, int]:
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return (0, 0, 0)
+        return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+
+    def _open(self, stamp: tuple[int, int, int]) -> None:
+        if self.error and stamp == self._stamp:
+            return
+        self._run = self._opener(self.path)
+        self._stamp, self.error = stamp, ""
+        self._drawn.clear()
+        self.revision += 1
+
+    def _follow(self, stamp: tuple[int, int, int]) -> None:
+        """Read on, or open anew when another file took the name (a finished run replaces its live file)."""
+        run = self._run
+        if run is None:
+            return
+        was_live = run.live
+        if stamp[0] != self._stamp[0]:
+            self.close()
+            self.error = ""
+            self._open(stamp)
+        elif run.refresh() or was_live != run.live:
+            self.revision += 1
+        self._stamp = stamp
+
+    def _fail(self, error: Exception, stamp: tuple[int, int, int]) -> None:
+        self.close()
+        sentence = str(error).replace(str(self.path), self.path.name).replace(str(self.path.parent), "")
+        if sentence != self.error:
+            self.revision += 1
+        self.error, self._stamp = sentence or type(error).__name__, stamp
+
+    def _panel(self, panel: Panel) -> _Drawn:
+        if self._run is None or panel.key not in self._run:
+            raise SeriesNotFoundError(f"{self.name} does not hold {panel.key}.")
+        if panel.name not in self._drawn:
+            axis = self._axis_of(self._run, panel)
+            limit = min(MAX_BINS, MAX_CELLS // max(1, len(axis)))
+            self._drawn[panel.name] = _Drawn(panel, axis, Pool(len(axis), limit))
+        return self._drawn[panel.name]
+
+    @staticmethod
+    def _axis_of(run: Run, panel: Panel) -> LayerAxis:
+        main = next((stack.path for stack in run.info.stacks if stack.main), None)
+        return layer_axis(run.groups[panel.group].sites, stack=main)
+
+    def _levels(self, drawn: _Drawn, start: int, stop: int | None) -> Iterator[Levels]:
+        """Rows `start` to `stop` in bounded slices."""
+        run = self._run
+        if run is None:
+            return
+        size = max(1, SLICE // max(1, len(run.groups[drawn.panel.group].sites)))
+        while stop is None or start < stop:
+            end = start + size if stop is None else min(stop, start + size)
+            series = run.read(drawn.panel.key, start, end)
+            if len(series.steps) == 0:
+                return
+            seen = run.observed(drawn.panel.group, start, end)
+            yield levels_of(series, drawn.axis, reference=drawn.panel.reference, observed=seen)
+            start += len(series.steps)
+
+
+def _facts(run: Run) -> Facts:
+    steps, config = run.steps, run.info.config
+    planned = config.get("steps", 0)
+    return Facts(
+        rows=len(steps),
+        head=int(steps[-1]) if len(steps) else -1,
+        planned=planned if isinstance(planned, int) and 0 < planned < 2**53 else 0,
+        model=str(config.get("scheme") or run.info.model_class),
+        panels=tuple(panel for panel in PANELS if panel.key in run),
+    )
+
+
+def _stacked(pieces: list[Levels]) -> Levels:
+    return Levels(
+        np.concatenate([piece.decades for piece in pieces]),
+        np.concatenate([piece.kinds for piece in pieces]),
+        np.concatenate([piece.reference for piece in pieces]),
+        np.concatenate([piece.steps for piece in pieces]),
+    )
+
+
+def _no_levels(layers: int) -> Levels:
+    empty = np.empty((0, layers))
+    steps = np.empty(0, dtype=np.int64)
+    return Levels(empty.astype(np.float32), empty.astype(np.uint8), np.empty(0, dtype=np.float32), steps)

@@ -1,0 +1,91 @@
+"""The state of all runs as JSON values: what the page polls once a second and what its cards are made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from keelscope_dashboards.theme import SYMBOLS
+from keelscope_dashboards.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from keelscope_dashboards.followed import FollowedRun, Status
+    from keelscope_dashboards.index import RunIndex
+    from keelscope_dashboards.verdicts import Judge
+
+__all__ = ["RunState", "digest_of", "run_states", "summary_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """One run as the page knows it."""
+
+    id: str
+    name: str
+    slot: int
+    """Colour and marker."""
+    status: Status
+    error: str
+    """Why the file cannot be read; one sentence, empty when it can."""
+    revision: int
+    """Grows with every change of the file."""
+    rows: int
+    """Recorded steps."""
+    head: int
+    """Last recorded step; -1 before the first."""
+    planned: int
+    """Steps the training will take, 0 when it did not say."""
+    model: str
+    """Scheme or class of the model."""
+    panels: tuple[str, ...]
+    """Names of the panels it can fill."""
+    verdict: Verdict
+
+
+def run_states(index: RunIndex, judge: Judge) -> tuple[RunState, ...]:
+    """All runs on show, fresh.
+
+    Args:
+        index: the runs.
+        judge: gives the verdicts.
+
+    Returns:
+        States in the order of the run list.
+    """
+    return tuple(_state(i, run_id, source, judge) for i, (run_id, source) in enumerate(index.refresh().items()))
+
+
+def _state(i: int, run_id: str, source: FollowedRun, judge: Judge) -> RunState:
+    facts = source.facts()
+    return RunState(
+        id=run_id,
+        name=source.name,
+        slot=i % len(SYMBOLS),
+        status=source.status,
+        error=source.error,
+        revision=source.revision,
+        rows=facts.rows,
+        head=facts.head,
+        planned=facts.planned,
+        model=facts.model,
+        panels=tuple(panel.name for panel in facts.panels),
+        verdict=judge.verdict(run_id, source) if not source.error else Verdict("error", source.error),
+    )
+
+
+def summary_of(states: tuple[RunState, ...]) -> list[dict[str, Any]]:
+    """What the browser polls: everything but the words of the verdicts."""
+    listing = []
+    for state in states:
+        values = asdict(state)
+        del values["verdict"]
+        listing.append(values | {"headline": state.verdict.headline})
+    return listing
+
+
+def digest_of(states: tuple[RunState, ...]) -> str:
+    """Changes when the run list, a card or a finding has to be drawn anew."""
+    words = [(s.id, s.name, s.status, s.error, s.model, asdict(s.verdict)) for s in states]
+    return hashlib.blake2s(json.dumps(words).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,190 @@
+"""`Verdict`: what a report says about a run, as plain values for the page; `Judge` makes them in the background.
+
+All judgement comes from `keelscope.diagnosis`; here its words and numbers are only laid out: one headline, one
+sentence, three numbers, and findings with the place on the page they lead to.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keelscope.diagnosis import diagnose
+
+from keelscope.errors import KeelscopeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from keelscope.diagnosis.finding import Finding
+    from keelscope.diagnosis.layers import Layer
+    from keelscope.report import Report
+
+    from keelscope_dashboards.followed import FollowedRun
+
+__all__ = ["PENDING", "Figure", "Judge", "Note", "Verdict", "verdict_of"]
+
+PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One number on a verdict card."""
+
+    label: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One finding and where to look at it."""
+
+    rule: str
+    severity: str
+    statement: str
+    remedy: str
+    site: str = ""
+    """Path of the first layer concerned."""
+    step: int = -1
+    """Last step it was seen on; -1 when it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A report in the words of the page."""
+
+    headline: str
+    sentence: str
+    figures: tuple[Figure, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+PENDING = Verdict("pending", "Reading the run.")
+
+
+def verdict_of(report: Report) -> Verdict:
+    """Lay out a report.
+
+    Args:
+        report: of one run.
+
+    Returns:
+        Its verdict.
+    """
+    findings = sorted(report.findings, key=lambda finding: -int(finding.severity))
+    return Verdict(report.headline, report.sentence, _figures(report), tuple(_note(finding) for finding in findings))
+
+
+def _note(finding: Finding) -> Note:
+    return Note(
+        finding.rule,
+        finding.severity.label,
+        finding.statement,
+        finding.remedy,
+        finding.sites[0] if finding.sites else "",
+        finding.steps[1] if finding.steps else -1,
+    )
+
+
+def _figures(report: Report) -> tuple[Figure, ...]:
+    on_axis = [layer for layer in report.layers if layer.depth is not None]
+    figures = [
+        _total(report),
+        _ratio("Gradient in ÷ out", _ends(on_axis, "gradient_rms")),
+        _ratio("Variance out ÷ in", _ends(on_axis, "output_variance")[::-1]),
+    ]
+    return tuple(figure for figure in figures if figure is not None)
+
+
+def _total(report: Report) -> Figure | None:
+    profile = report.profile
+    if profile is None or math.isnan(profile.total):
+        return None
+    return Figure(f"Decades over {profile.length:,.0f}", f"{profile.total:+.2f}".replace("-", "−"))
+
+
+def _ends(layers: Sequence[Layer], field: str) -> tuple[float, ...]:
+    """Values of the first and the last layer that has one."""
+    values = [value for layer in layers if (value := getattr(layer, field)) is not None and math.isfinite(value)]
+    return (values[0], values[-1]) if len(values) > 1 else ()
+
+
+def _ratio(label: str, ends: tuple[float, ...]) -> Figure | None:
+    if not ends or ends[1] == 0:
+        return None
+    return Figure(label, times(ends[0] / ends[1]))
+
+
+def times(ratio: float) -> str:
+    """A ratio as it is read: three digits, or a power of ten when it is far from 1.
+
+    Args:
+        ratio: not negative.
+
+    Returns:
+        Text with the sign for "times".
+
+    Example:
+        >>> times(0.934), times(15.84), times(298.3), times(3.1e-13), times(0.0)
+        ('0.93×', '15.8×', '298×', '3×10⁻¹³', '0×')
+    """
+    if ratio == 0 or 0.001 <= ratio < 10_000:
+        digits = 0 if ratio == 0 or ratio >= 100 else 1 if ratio >= 10 else 2 if ratio >= 0.1 else 3
+        return f"{ratio:,.{digits}f}×"
+    mantissa, exponent = f"{ratio:.0e}".split("e")
+    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return f"10{power}" if mantissa == "1" else f"{mantissa}×10{power}"
+
+
+@dataclass(slots=True)
+class _Case:
+    """What is known about one run."""
+
+    verdict: Verdict = PENDING
+    revision: int = -1
+    asked: float = -math.inf
+    work: Future[Verdict] | None = None
+
+
+class Judge:
+    """Diagnoses runs one after the other in a background thread, a live one at most every two seconds."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="keelscope-judge")
+        self._cases: dict[str, _Case] = {}
+
+    def verdict(self, run_id: str, source: FollowedRun) -> Verdict:
+        """The latest verdict on a run; a newer one is started when the run has grown.
+
+        Args:
+            run_id: its id.
+            source: the run.
+
+        Returns:
+            The verdict, `PENDING` before the first is ready.
+        """
+        case = self._cases.setdefault(run_id, _Case())
+        if case.work is not None and case.work.done():
+            case.verdict, case.work = case.work.result(), None
+        due = time.monotonic() - case.asked >= PAUSE_SECONDS
+        if case.work is None and due and case.revision != source.revision:
+            case.revision, case.asked = source.revision, time.monotonic()
+            case.work = self._pool.submit(_judged, source)
+        return case.verdict
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _judged(source: FollowedRun) -> Verdict:
+    with source.locked:
+        if source.run is None:
+            return PENDING
+        try:
+            return verdict_of(diagnose(source.run))
+        except KeelscopeError as error:
+            return Verdict("not enough data", str(error))

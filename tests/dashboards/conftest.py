@@ -1,0 +1,127 @@
+"""Synthetic runs with known shapes, written through the store's own writers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keelscope.store.memory import MemoryWriter
+from keelscope.store.reader import Run
+from keelscope.store.writer import RunWriter
+
+from keelscope.store.schema import GroupSpec, Row, RunInfo, RunLayout, Site, Stack, StatisticSpec
+
+PER_LAYER = ("attn.weight", "attn.bias")
+
+
+def layout_of(layers: int, *, title: str = "run", scheme: str = "keel", planned: int = 0) -> RunLayout:
+    """A stack of `layers` sub-layers, an embedding before it, two parameters in each."""
+    modules = (
+        Site("embedding", "Embedding", numel=8),
+        *(Site(f"sublayers.{i}", "Sublayer", "layer", "sublayers", i, 8) for i in range(layers)),
+    )
+    parameters = tuple(
+        Site(f"sublayers.{i}.{name}", "Parameter", "parameter", "sublayers", i, 4)
+        for i in range(layers)
+        for name in PER_LAYER
+    )
+    counts = StatisticSpec("nonfinite_count", "1", "Number of NaN and infinite entries.")
+    rms = StatisticSpec("rms", "", "Root mean square.")
+    late = StatisticSpec("late_token_level", "log10", "Mean log10 of the late per-token norms.")
+    variance = StatisticSpec("variance", "", "Variance.")
+    norm = StatisticSpec("norm", "", "Euclidean norm.")
+    groups = (
+        GroupSpec("outputs", (variance, counts), modules),
+        GroupSpec("gradients", (rms, late, counts), modules),
+        GroupSpec("parameter_gradients", (norm,), parameters),
+    )
+    config = {"scheme": scheme, "steps": planned} if planned else {"scheme": scheme}
+    stack = Stack("sublayers", "Sublayer", layers, 1, main=True)
+    info = RunInfo(title, "0" * 32, "2026-01-01T00:00:00Z", "Transformer", 1000, "cpu", "", 0, (stack,), config)
+    return RunLayout(info, groups, ("loss",))
+
+
+def row_of(step: int, gradient: np.ndarray, variance: np.ndarray, *, loss: float = 1.0) -> Row:
+    """One step from the stack's gradient RMS and output variance ``[layer]``."""
+    with np.errstate(divide="ignore"):
+        late = np.log10(gradient)
+    bad = (~np.isfinite(gradient)).astype(float)
+    values = {
+        "outputs": {"variance": _after(variance[0], variance), "nonfinite_count": _after(0.0, bad * 0)},
+        "gradients": {
+            "rms": _after(gradient[0], gradient),
+            "late_token_level": _after(late[0], late),
+            "nonfinite_count": _after(0.0, bad),
+        },
+        "parameter_gradients": {"norm": np.repeat(gradient * 3, len(PER_LAYER))},
+    }
+    return Row(step, step * 0.1, values, {"loss": loss})
+
+
+def _after(first: float, rest: np.ndarray) -> np.ndarray:
+    return np.concatenate([[first], rest])
+
+
+def rows_of(kind: str, layers: int, steps: int, *, every: int = 10, seed: int = 0) -> list[Row]:
+    """Rows of a run that is flat (keel), drifting (pre_ln), vanishing (post_ln) or broken (zeros, NaN, Inf)."""
+    rng = np.random.default_rng(seed)
+    texture = np.cumsum(rng.normal(0, 0.02, layers)) + rng.normal(0, 0.05, layers)
+    depth = np.linspace(-1, 0, layers) if layers > 1 else np.zeros(1)  # -1 at the input
+    rows = []
+    for i in range(steps):
+        trained = i / max(1, steps - 1)
+        noise = texture + rng.normal(0, 0.04, layers)
+        level, growth = _SHAPES[kind](depth, trained)
+        gradient = 10 ** (-3 - 0.4 * trained + level + noise)
+        if kind == "broken":
+            _break(gradient, i)
+        variance = 10 ** (growth + rng.normal(0, 0.01, layers))
+        rows.append(row_of(i * every, gradient, variance, loss=3.5 - 2 * trained))
+    return rows
+
+
+_SHAPES: dict[str, Callable[[np.ndarray, float], tuple[np.ndarray, np.ndarray]]] = {
+    "keel": lambda depth, trained: (0.1 * depth + 0.1 * np.sin(9 * depth), 0.05 * depth),
+    "pre_ln": lambda depth, trained: (-1.4 * depth, 2.4 * np.log10(2 + depth) * (1 + trained)),
+    "post_ln": lambda depth, trained: ((13 - 6 * trained) * depth, 0 * depth),
+    "broken": lambda depth, trained: (2 * depth, 0 * depth),
+}
+
+
+def _break(gradient: np.ndarray, i: int) -> None:
+    """Zeros near the input at the start, one NaN layer later, one Inf."""
+    layers = len(gradient)
+    if i < 20:
+        gradient[: layers // 3] = 0
+    if i >= 30:
+        gradient[layers // 2] = np.nan
+    if i == 25:
+        gradient[layers - 1] = np.inf
+
+
+def write_run(path: Path, kind: str, *, layers: int = 64, steps: int = 60, every: int = 10, seed: int = 0) -> Path:
+    """A finished run file."""
+    writer = RunWriter(path, layout_of(layers, title=path.stem, scheme=kind, planned=steps * every))
+    for row in rows_of(kind, layers, steps, every=every, seed=seed):
+        writer.append(row)
+    writer.close()
+    return Path(writer.path)
+
+
+def memory_run(kind: str, *, layers: int = 64, steps: int = 60, every: int = 10) -> Run:
+    """A run that never touches the disk."""
+    writer = MemoryWriter(layout_of(layers, scheme=kind))
+    for row in rows_of(kind, layers, steps, every=every):
+        writer.append(row)
+    return writer.run()
+
+
+@pytest.fixture(scope="session")
+def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs as ``keelscope train keel post_ln pre_ln`` leaves them."""
+    folder = tmp_path_factory.mktemp("runs")
+    for i, kind in enumerate(("keel", "post_ln", "pre_ln")):
+        write_run(folder / f"{kind}.h5", kind, seed=i)
+    return folder
