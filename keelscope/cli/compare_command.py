@@ -46,8 +46,7 @@ def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
         paths: run files.
         json: print JSON instead of tables.
     """
-    from keelscope.diagnosis import diagnose
-    from keelscope.report import compare
+    from keelscope.diagnosis import compare, diagnose
     from keelscope.store.reader import open_run
     from keelscope.terminal import render
 

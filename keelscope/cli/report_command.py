@@ -17,7 +17,7 @@ from keelscope.errors import RunNotFoundError, UnknownNameError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from keelscope.report import Report
+    from keelscope.diagnosis import Report
 
 __all__ = ["Format", "add_command"]
 

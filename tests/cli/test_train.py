@@ -124,7 +124,7 @@ def test_compare_sentences(keelscope, recorded):
 
 
 def test_names_of_files_and_folders(tmp_path):
-    assert file_name("keel?first_block='../x'") == "keel-first_block----..-x-.h5"
+    assert file_name("keel?first_block='../x'") == "keel-first_block--..-x-.h5"
     assert [new_folder(tmp_path / "a", "demo").name for _ in range(2)] == ["demo-1", "demo-2"]
 
 
