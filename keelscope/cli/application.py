@@ -130,14 +130,14 @@ def _plugin_commands(package: str, add_command: Any) -> dict[str, Any]:
 
 
 def _explain(error: Exception) -> int:
+    if isinstance(error, OSError) and error.filename is not None:
+        _say(f"{error.strerror}: {error.filename}.")
+        return BAD_INPUT
     if isinstance(error, KeelscopeError):
         _say(str(error))
         return BAD_INPUT
     if isinstance(error, USAGE_ERROR):
         _say(_usage(error))
-        return BAD_INPUT
-    if isinstance(error, OSError) and error.filename is not None:
-        _say(f"{error.filename}: {error.strerror}.")
         return BAD_INPUT
     _say(
         f"this is a bug in keelscope: {type(error).__name__}: {' '.join(str(error).split())}. "

@@ -46,14 +46,14 @@ def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
         paths: run files.
         json: print JSON instead of tables.
     """
-    from keelscope.diagnosis import diagnose
-    from keelscope.report import compare
+    from keelscope.diagnosis import compare, diagnose
     from keelscope.store.reader import open_run
+    from keelscope.terminal import render
 
     with ExitStack() as stack:
         reports = [diagnose(stack.enter_context(open_run(path))) for path in paths]
-        shown = compare(reports) if len(reports) > 1 else reports[0]
+        shown = compare(*reports) if len(reports) > 1 else reports[0]
         if json:
             print_json(shown.to_dict())
         else:
-            stdout_console().print(shown)
+            render(shown, stdout_console())

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "note", "print_json", "print_table", "stderr_console", "stdout_console", "to_json", "write"]
 
+PIPE_WIDTH = 120
 Row = Mapping[str, str]
 
 
@@ -41,7 +42,7 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else 160)
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
 
 
 def note(sentence: str) -> None:
