@@ -20,7 +20,7 @@ from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained
 from keelscope.leaves import floating_leaves
-from keelscope.probe import Probe, Tap
+from keelscope.probe import Probe, Tap, Tensors
 from keelscope.sites import WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
@@ -102,7 +102,7 @@ class ModuleHooks:
         if call is None:
             return
         if leaves and not call.recomputed:
-            call.outputs = self._observe(site, Tap.OUTPUT, leaves[0][1], module, step.board)
+            call.outputs = self._observe(site, Tap.OUTPUT, (leaves[0][1],), module, step.board)
         self._hook_gradients(call, leaves, inputs, module, step.board)
 
     def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
@@ -124,44 +124,70 @@ class ModuleHooks:
         leaves = [] if in_backward() else floating_leaves((args, kwargs))
         if leaves:
             board = self._record_for(torch.is_grad_enabled()).board
-            self._inputs[site] = self._observe(site, Tap.INPUT, leaves[0][1], module, board)
+            self._inputs[site] = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
 
     def _hook_gradients(
         self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module, board: Board
     ) -> None:
-        if not any(probe.tap is Tap.OUTPUT_GRADIENT for probe in self._probes[call.site]):
+        taps = {probe.tap for probe in self._probes[call.site]}
+        if not taps & {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}:
             return
+        kept = KeptInput.first_of(inputs) if Tap.INPUT_AND_GRADIENT in taps else None
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
-                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events)
+                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept)
                 _hookable(tensor, inputs).register_hook(hook)
+                kept = None
 
     @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
-        hook.events.append(self._observe(hook.site, Tap.OUTPUT_GRADIENT, gradient, module, hook.board))
+        slots = self._observe(hook.site, Tap.OUTPUT_GRADIENT, (gradient,), module, hook.board)
+        if hook.kept is not None and hook.kept.unchanged:
+            slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
+        hook.events.append(slots)
         self.seconds += time.perf_counter() - start
 
-    def _observe(self, site: int, tap: Tap, tensor: Tensor, module: nn.Module, board: Board) -> TermSlots:
+    def _observe(self, site: int, tap: Tap, tensors: Tensors, module: nn.Module, board: Board) -> TermSlots:
         slots: TermSlots = {}
         for probe in self._probes[site]:
             wanted = probe.tap is tap and self.every(probe)
-            view = probe.view((tensor.detach(),), module) if wanted else None
+            view = probe.view(tuple(tensor.detach() for tensor in tensors), module) if wanted else None
             if view is not None:
                 slots.update({(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)})
         return slots
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeptInput:
+    """An input that autograd keeps for backward anyway, to be looked at again when the gradient arrives."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def first_of(cls, inputs: object) -> KeptInput | None:
+        """The first floating tensor among a module's arguments."""
+        leaves = floating_leaves(inputs)
+        return cls(leaves[0][1].detach(), leaves[0][1]._version) if leaves else None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing was written into it since."""
+        return self.tensor._version == self.version
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GradientHook:
-    """The hook on one output tensor of one call. Keeps no tensor alive."""
+    """The hook on one output tensor of one call."""
 
     owner: weakref.ref[ModuleHooks]
     module: weakref.ref[nn.Module]
     site: int
     board: Board
     events: list[TermSlots]
+    kept: KeptInput | None = None
 
     def __call__(self, gradient: Tensor) -> None:
         """Measure the gradient; returning None leaves it as it is."""

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from keelscope.probe import Probe, Tap
+from keelscope.probe import Probe, Tap, group_of
 from keelscope.sites import SitePlan
 from keelscope.store.schema import CoverageEntry, GroupSpec, RunInfo, RunLayout, Site
 
-__all__ = ["AxisOrder", "draw_layout"]
+__all__ = ["AxisOrder", "by_group", "draw_layout", "with_coverage"]
 
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
@@ -49,9 +49,21 @@ class AxisOrder:
             keys.append((last, i))
         self.parameters: NDArray[np.intp] = np.array([i for _, i in sorted(keys)], dtype=np.intp)
 
-    def of(self, probe: Probe) -> NDArray[np.intp]:
-        """Registration indices in axis order, for the axis the probe uses."""
-        return self.modules if probe.tap.of_module else self.parameters
+    def of(self, plan: SitePlan, probes: Sequence[Probe]) -> NDArray[np.intp]:
+        """Registration indices in axis order of the sites any of the probes (of one group) fits."""
+        if probes[0].tap.of_module:
+            fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
+            return self.modules[np.array(fitting, dtype=bool)[self.modules]]
+        fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
+        return self.parameters[np.array(fitting, dtype=bool)[self.parameters]]
+
+
+def by_group(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
+    """Probes by the group they write, in order."""
+    groups: dict[str, list[Probe]] = {}
+    for probe in probes:
+        groups.setdefault(group_of(probe), []).append(probe)
+    return groups
 
 
 def _completed(first: list[int], length: int) -> NDArray[np.intp]:
@@ -63,7 +75,7 @@ def draw_layout(
     model: nn.Module,
     plan: SitePlan,
     probes: Sequence[Probe],
-    order: AxisOrder,
+    axes: Mapping[str, NDArray[np.intp]],
     *,
     title: str | Path | None,
     config: Mapping[str, object],
@@ -73,8 +85,8 @@ def draw_layout(
     Args:
         model: the watched model.
         plan: its sites.
-        probes: what is recorded; one group each.
-        order: places on the site axes.
+        probes: what is recorded.
+        axes: group -> registration indices along its site axis.
         title: run name or path; its stem is kept, nothing of the folder.
         config: JSON values to store.
 
@@ -94,7 +106,8 @@ def draw_layout(
         stacks=plan.stacks,
         config=dict(config),
     )
-    return RunLayout(info, tuple(_group(probe, _sites(plan, probe, order)) for probe in probes))
+    groups = by_group(probes).items()
+    return RunLayout(info, tuple(_group(name, found, _sites(plan, found, axes[name])) for name, found in groups))
 
 
 def _storable(seed: int) -> int:
@@ -102,20 +115,21 @@ def _storable(seed: int) -> int:
     return seed if seed < 1 << 63 else -1
 
 
-def _sites(plan: SitePlan, probe: Probe, order: AxisOrder) -> tuple[Site, ...]:
-    watched = plan.modules if probe.tap.of_module else plan.parameters
-    return tuple(watched[i].site for i in order.of(probe))
+def _sites(plan: SitePlan, probes: Sequence[Probe], axis: NDArray[np.intp]) -> tuple[Site, ...]:
+    watched = plan.modules if probes[0].tap.of_module else plan.parameters
+    return tuple(watched[i].site for i in axis)
 
 
-def _group(probe: Probe, sites: tuple[Site, ...]) -> GroupSpec:
-    package = type(probe).__module__.partition(".")[0]
+def _group(name: str, probes: Sequence[Probe], sites: tuple[Site, ...]) -> GroupSpec:
+    package = type(probes[0]).__module__.partition(".")[0]
+    provenance = {key: text for probe in probes for key, text in _PROVENANCE.get(probe.tap, {}).items()}
     return GroupSpec(
-        probe.name,
-        tuple(statistic.spec() for statistic in probe.statistics),
+        name,
+        tuple(statistic.spec() for probe in probes for statistic in probe.statistics),
         sites,
-        probe=f"{package}:{probe.name}",
-        probe_version=probe.version,
-        provenance=_PROVENANCE.get(probe.tap, {}),
+        probe=f"{package}:{name}",
+        probe_version=max(probe.version for probe in probes),
+        provenance=provenance,
     )
 
 

@@ -19,7 +19,7 @@ from keelscope import plugins
 from keelscope.errors import ProbeError, UnknownNameError
 from keelscope.statistics import Statistic
 
-__all__ = ["DEFAULT_PROBES", "Probe", "Tap", "TensorProbe", "available_probes", "resolve_probes"]
+__all__ = ["DEFAULT_PROBES", "Probe", "Tap", "TensorProbe", "available_probes", "group_of", "resolve_probes"]
 
 DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
 
@@ -35,6 +35,9 @@ class Tap(Enum):
     """The first floating tensor of a module's output."""
     OUTPUT_GRADIENT = "output_gradient"
     """The gradient with respect to each floating tensor of a module's output."""
+    INPUT_AND_GRADIENT = "input_and_gradient"
+    """A module's first floating input and the gradient of its first floating output, when the gradient arrives: two
+    tensors. Left out if the input was changed in place since the forward."""
     PARAMETER = "parameter"
     """A parameter, before the optimizer changes it."""
     PARAMETER_GRADIENT = "parameter_gradient"
@@ -45,12 +48,14 @@ class Tap(Enum):
     @property
     def of_module(self) -> bool:
         """Whether the site axis holds modules (else parameters)."""
-        return self in {Tap.INPUT, Tap.OUTPUT, Tap.OUTPUT_GRADIENT}
+        return self in {Tap.INPUT, Tap.OUTPUT, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}
 
 
 @runtime_checkable
 class Probe(Protocol):
     """One phenomenon: a tap, its statistics and the modules it fits.
+
+    Probes with the same `group` are recorded side by side on one site axis; asking for the group asks for all of them.
 
     `view` picks what is measured (all entries, per head, later tokens) and runs inside the hook: it may not change the
     tensors, keep them, wait for the device or draw random numbers. It returns None where the probe has nothing to say.
@@ -58,7 +63,11 @@ class Probe(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the probe and of its group in the run file."""
+        """Name of the probe."""
+
+    @property
+    def group(self) -> str:
+        """Group in the run file; empty means the name."""
 
     @property
     def version(self) -> int:
@@ -111,6 +120,7 @@ class TensorProbe:
     optional: tuple[Statistic, ...] = ()
     version: int = 1
     every: int = 1
+    group: str = ""
     chooses: Callable[[nn.Module], bool] = _every_module
     views: Callable[[Tensors, nn.Module], Tensors | None] = _as_they_are
 
@@ -147,44 +157,74 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
 
     Raises:
         UnknownNameError: if a name is not installed; near matches are listed.
-        ProbeError: if an object is no probe, or two probes would write the same group.
+        ProbeError: if an object is no probe, or two probes would write the same statistic.
     """
     items = [wanted] if isinstance(wanted, str | Probe) else list(wanted)
     installed = available_probes()
     chosen: dict[str, Probe] = {}
     for item in items:
         for probe in _resolve(item, installed):
-            if probe.name in chosen and item != "default" and chosen[probe.name].name not in DEFAULT_PROBES:
-                raise ProbeError(f"two probes write the group {probe.name!r}; give one of them another name.")
+            if not isinstance(item, str) and probe.name in chosen and chosen[probe.name] is not probe:
+                raise ProbeError(f"two probes are called {probe.name!r}; give one of them another name.")
             chosen[probe.name] = probe
+    _check_groups(chosen.values())
     return tuple(chosen.values())
+
+
+def group_of(probe: Probe) -> str:
+    """The group a probe writes: its own, or its name."""
+    return probe.group or probe.name
+
+
+def _check_groups(probes: Iterable[Probe]) -> None:
+    owners: dict[tuple[str, str], str] = {}
+    for probe in probes:
+        for statistic in probe.statistics:
+            other = owners.setdefault((group_of(probe), statistic.name), probe.name)
+            if other != probe.name:
+                raise ProbeError(
+                    f"probes {other!r} and {probe.name!r} both write {group_of(probe)}/{statistic.name}; give one of them "
+                    "another group."
+                )
 
 
 def _resolve(item: str | Probe, installed: dict[str, Probe]) -> list[Probe]:
     if item == "default":
-        return [installed[name] for name in DEFAULT_PROBES if name in installed]
+        return [
+            probe for name in DEFAULT_PROBES for probe in installed.values() if name in {probe.name, group_of(probe)}
+        ]
     if isinstance(item, str):
-        return [_named(item, installed)]
+        return _named(item, installed)
     if not isinstance(item, Probe):
         raise ProbeError(
-            f"{item!r} is not a probe: expected name, version, tap, statistics, optional, every, fits() and view(); "
-            "keelscope.testing.check_probe says what is missing."
+            f"{item!r} is not a probe: expected name, group, version, tap, statistics, optional, every, fits() and "
+            "view(); keelscope.testing.check_probe says what is missing."
         )
     return [item]
 
 
-def _named(item: str, installed: dict[str, Probe]) -> Probe:
+def _called(name: str, installed: dict[str, Probe]) -> list[Probe]:
+    """Probes with that name or group."""
+    return [probe for probe in installed.values() if name in {probe.name, group_of(probe)}]
+
+
+def _named(item: str, installed: dict[str, Probe]) -> list[Probe]:
     name, *extras = item.split("+")
-    if name not in installed:
+    found = _called(name, installed)
+    if not found:
         near = difflib.get_close_matches(name, installed, n=3) or sorted(installed)
         raise UnknownNameError(f"no probe is called {name!r}; did you mean {', '.join(near)}?")
-    probe = installed[name]
-    if not extras:
-        return probe
-    known = {statistic.name: statistic for statistic in probe.optional}
-    missing = [extra for extra in extras if extra not in known]
-    if missing or not isinstance(probe, TensorProbe):
-        raise UnknownNameError(
-            f"probe {name!r} has no optional statistic {extras[0]!r}; it has {sorted(known) or 'none'}."
-        )
-    return replace(probe, statistics=(*probe.statistics, *(known[extra] for extra in extras)))
+    offered = {statistic.name for probe in found for statistic in probe.optional}
+    missing = [extra for extra in extras if extra not in offered]
+    if missing:
+        known = ", ".join(sorted(offered)) or "none"
+        raise UnknownNameError(f"probe {name!r} has no optional statistic {missing[0]!r}; it has {known}.")
+    return [_extended(probe, extras) for probe in found]
+
+
+def _extended(probe: Probe, extras: list[str]) -> Probe:
+    """The probe with those of its optional statistics that were asked for."""
+    more = tuple(statistic for statistic in probe.optional if statistic.name in extras)
+    if more and isinstance(probe, TensorProbe):
+        return replace(probe, statistics=(*probe.statistics, *more))
+    return probe

@@ -21,10 +21,10 @@ from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.coverage import Seen, coverage_table
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder
+from keelscope.layout import AxisOrder, by_group
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Probe, Tap
+from keelscope.probe import Probe, Tap, group_of
 from keelscope.rows import (
     Observations,
     module_calls,
@@ -38,7 +38,7 @@ from keelscope.store.schema import CoverageEntry
 
 __all__ = ["Recorder", "Values", "total_norm"]
 
-_GRADIENTS = {Tap.OUTPUT_GRADIENT, Tap.PARAMETER_GRADIENT}
+_GRADIENTS = {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.PARAMETER_GRADIENT}
 Values = dict[str, dict[str, NDArray[np.float64]]]
 
 
@@ -73,7 +73,8 @@ class Recorder:
         self.current = StepRecord()
         self.following = StepRecord()
         """Forwards without gradient after the open row was complete: they belong to the next."""
-        self.order: AxisOrder | None = None
+        self.axes: dict[str, NDArray[np.intp]] = {}
+        """Group -> registration indices along its site axis, known after the first row."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
@@ -109,14 +110,20 @@ class Recorder:
         self.parameters.before_step(optimizer)
 
     def take(self) -> Values:
-        """Values of the closing row by group and statistic, on the plan's axes ``[site, ...]``."""
+        """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
         self.parameters.begin(self.current)
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         due = [probe for probe in self.probes if self.parameters.every(probe)]
-        values = {probe.name: self._values(probe, step, fetched, factor) for probe in due}
+        if not self.axes:
+            order = AxisOrder(self.plan, [call.site for call in step.calls])
+            self.axes = {group: order.of(self.plan, found) for group, found in by_group(self.probes).items()}
+        values: Values = {group_of(probe): {} for probe in due}
+        for probe in due:
+            found = self._values(probe, step, fetched, factor)
+            values[group_of(probe)] |= {key: v[self.axes[group_of(probe)]] for key, v in found.items()}
         self._note_coverage(step)
         if self._keep_calls:
             modules, parameters = self.plan.modules, self.plan.parameters
@@ -124,8 +131,6 @@ class Recorder:
             gradients = parameter_calls(step.parameters, fetched)
             self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
             self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
-        if self.order is None:
-            self.order = AxisOrder(self.plan, [call.site for call in step.calls])
         self._recorded += 1
         return values
 

@@ -41,7 +41,8 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         calls = [call for call in calls if call.grad_enabled]
     found: dict[int, list[TermSlots]] = {}
     for call in calls:
-        events = call.first_gradient() if tap is Tap.OUTPUT_GRADIENT else [_slots(tap, call)]
+        backward = tap in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}
+        events = call.first_gradient() if backward else [_slots(tap, call)]
         kept = [slots for slots in events if slots]
         if kept:
             found.setdefault(call.site, []).extend(kept)

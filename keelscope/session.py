@@ -27,7 +27,7 @@ from keelscope.containment import contained
 from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number
 from keelscope.layout import draw_layout, with_coverage
-from keelscope.probe import Probe, Tap, resolve_probes
+from keelscope.probe import Probe, Tap, group_of, resolve_probes
 from keelscope.recorder import Recorder, Values, total_norm
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
@@ -238,13 +238,7 @@ class Watch:
         values = self._recorder.take()
         self._journal.log(self._step, self._own_scalars(values))
         if self._schedule.records(self._step):
-            order = self._recorder.order
-            assert order is not None
-            groups = {probe.name: order.of(probe) for probe in self._recorder.probes}
-            self._journal.add(
-                self._step,
-                {name: {key: v[groups[name]] for key, v in found.items()} for name, found in values.items()},
-            )
+            self._journal.add(self._step, values)
         spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
         self._journal.log(self._step, {"watch_ms": spent})
         self._journal.flush(self._step + 1)
@@ -253,7 +247,8 @@ class Watch:
         scalars: dict[str, float] = {}
         if self._optimizers and not self._journal.has(self._step, "lr"):
             scalars["lr"] = float(self._optimizers[0].param_groups[0].get("lr", float("nan")))
-        gradients = [p.name for p in self._recorder.probes if p.tap is Tap.PARAMETER_GRADIENT and p.name in values]
+        groups = {group_of(p) for p in self._recorder.probes if p.tap is Tap.PARAMETER_GRADIENT}
+        gradients = [group for group in groups if "norm" in values.get(group, {})]
         if gradients and not self._journal.has(self._step, "grad_norm_total"):
             scalars["grad_norm_total"] = total_norm(values[gradients[0]]["norm"])
         return scalars
@@ -312,12 +307,16 @@ class Watch:
                 self._begin_row()
 
     def _layout(self, scalars: tuple[str, ...]) -> RunLayout:
-        model, order = self._model, self._recorder.order
+        model = self._model
         assert model is not None
-        assert order is not None
         self._recorder.refresh_labels(model)
         layout = draw_layout(
-            model, self._recorder.plan, self._recorder.probes, order, title=self._title, config=self._config
+            model,
+            self._recorder.plan,
+            self._recorder.probes,
+            self._recorder.axes,
+            title=self._title,
+            config=self._config,
         )
         return with_coverage(layout, scalars, self._recorder.coverage())
 
