@@ -183,8 +183,8 @@ def _check_groups(probes: Iterable[Probe]) -> None:
             other = owners.setdefault((group_of(probe), statistic.name), probe.name)
             if other != probe.name:
                 raise ProbeError(
-                    f"probes {other!r} and {probe.name!r} both write {group_of(probe)}/{statistic.name}; give one of them "
-                    "another group."
+                    f"probes {other!r} and {probe.name!r} both write {group_of(probe)}/{statistic.name}; give one of "
+                    "them another group."
                 )
 
 
