@@ -7,6 +7,7 @@ commit marker ``step``, so a batch that was being written when the process died 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +26,6 @@ __all__ = ["FileSource"]
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
 _MAX_READ = 16 * 2**30
-_Datasets = dict[str, dict[str, h5py.Dataset]]
 
 
 class FileSource:
@@ -138,12 +138,13 @@ class _Handle:
     state: FileState
     file: h5py.File
     layout: RunLayout
-    datasets: _Datasets
+    datasets: Mapping[str, Mapping[str, h5py.Dataset]]
+    steps: Mapping[str, h5py.Dataset]
 
     def refresh(self, path: Path) -> None:
         try:
-            for columns in self.datasets.values():
-                for dataset in columns.values():
+            for group, columns in self.datasets.items():
+                for dataset in (*columns.values(), self.steps[group]):
                     dataset.refresh()
         except _DAMAGE as error:
             raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
@@ -152,7 +153,7 @@ class _Handle:
         """Committed steps of every group: data can be longer than ``step``, never shorter."""
         try:
             return {
-                group: _committed(columns[STEP][: min(map(len, columns.values()))])
+                group: _committed(self.steps[group][: min(map(len, columns.values()))])
                 for group, columns in self.datasets.items()
             }
         except _DAMAGE as error:
@@ -166,7 +167,9 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
     try:
         check_schema(file)
         layout = layout or read_layout(file)
-        return _Handle(state, file, layout, _find_datasets(file, layout))
+        datasets = _find_datasets(file, layout)
+        steps = {group: child_dataset(child_group(file, group), STEP, "i", 1) for group in datasets}
+        return _Handle(state, file, layout, datasets, steps)
     except RefusedError as error:
         file.close()
         raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
@@ -178,17 +181,15 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
 
 
-def _find_datasets(file: h5py.File, layout: RunLayout) -> _Datasets:
-    found: _Datasets = {}
+def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:
+    found: dict[str, dict[str, h5py.Dataset]] = {}
     for spec in layout.groups:
         group = child_group(file, spec.name)
         found[spec.name] = {s.name: child_dataset(group, s.name, "f", 2 + len(s.dims)) for s in spec.statistics}
         found[spec.name][OBSERVED] = child_dataset(group, OBSERVED, "u", 2)
-        found[spec.name][STEP] = child_dataset(group, STEP, "i", 1)
     scalars = child_group(file, SCALARS)
     names = {WALL_TIME: WALL_TIME} | scalar_names(scalars)
     found[SCALARS] = {label: child_dataset(scalars, name, "f", 1) for label, name in names.items()}
-    found[SCALARS][STEP] = child_dataset(scalars, STEP, "i", 1)
     return found
 
 

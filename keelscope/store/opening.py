@@ -70,7 +70,7 @@ def open_file(path: Path, state: FileState) -> h5py.File:
     Raises:
         NotARunFileError: if HDF5 cannot read it.
     """
-    view = None if state is FileState.LIVE else ClosedView(_open(path))
+    view = None if state is FileState.LIVE else ClosedView(_open(path), growing=state is FileState.LIVE_HERE)
     try:
         return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False)
     except (OSError, RuntimeError, KeyError, ValueError) as error:
