@@ -19,7 +19,7 @@ from keelscope.errors import NotARunFileError, RunFileError, UsageError
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
 from keelscope.store.names import OBSERVED, STEP, WALL_TIME
-from keelscope.store.opening import FileState, file_state, open_file
+from keelscope.store.opening import FileState, file_state, open_file, peeking
 from keelscope.store.schema import SCALARS, RunLayout
 
 __all__ = ["FileSource"]
@@ -150,14 +150,16 @@ class _Handle:
             raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
 
     def committed(self, path: Path) -> dict[str, NDArray[np.int64]]:
-        """Committed steps of every group: data can be longer than ``step``, never shorter."""
+        """Committed steps of every group; those of the scalars come last in a commit, so nothing beyond them counts."""
         try:
-            return {
-                group: _committed(self.steps[group][: min(map(len, columns.values()))])
+            found = {
+                group: _increasing(self.steps[group][: min(map(len, columns.values()))])
                 for group, columns in self.datasets.items()
             }
         except _DAMAGE as error:
             raise NotARunFileError(f"{path} is damaged: its steps cannot be read ({error}).") from error
+        last = found[SCALARS][-1] if found[SCALARS].size else -1
+        return {group: steps[steps <= last] for group, steps in found.items()}
 
 
 def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
@@ -165,8 +167,10 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
     state = file_state(path)
     file = open_file(path, state)
     try:
-        check_schema(file)
-        layout = layout or read_layout(file)
+        check_schema(file, path)
+        if layout is None:
+            with peeking(path) as peek:
+                layout = read_layout(file, peek)
         datasets = _find_datasets(file, layout)
         steps = {group: child_dataset(child_group(file, group), STEP, "i", 1) for group in datasets}
         return _Handle(state, file, layout, datasets, steps)
@@ -193,7 +197,7 @@ def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5
     return found
 
 
-def _committed(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+def _increasing(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     """The leading entries that are steps: not negative and increasing."""
     wrong = np.flatnonzero((steps < 0) | (np.diff(steps, prepend=-1) <= 0))
     return steps[: wrong[0]] if wrong.size else steps
