@@ -7,15 +7,20 @@ nothing is searched or walked.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 import h5py
 import numpy as np
 
-__all__ = ["RefusedError", "child_dataset", "child_group", "int_attribute", "read_labels", "text_attribute"]
+__all__ = ["Peek", "RefusedError", "child_dataset", "child_group", "int_attribute", "read_labels", "text_attribute"]
 
+
+Peek: TypeAlias = Callable[[int, int], bytes]
+"""Reads ``(place, size)`` of the bytes of a file."""
 
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _LAYOUTS = {h5py.h5d.CHUNKED, h5py.h5d.CONTIGUOUS}
-_MAX_AXES = 5
 _MAX_CHUNK = 64 * 2**20
 _SLACK = 64 * 2**20
 _DEFLATE = 1100
@@ -79,12 +84,15 @@ def child_dataset(parent: h5py.Group, name: str, kinds: str, ndim: int) -> h5py.
     return dataset
 
 
-def read_labels(parent: h5py.Group, name: str) -> list[str]:
+def read_labels(parent: h5py.Group, name: str, peek: Peek) -> list[str]:
     """All entries of a one-dimensional dataset of text.
+
+    Entries can share one stored text, so that a small file could fill the memory: their lengths are added up first.
 
     Args:
         parent: an open group.
         name: a plain name.
+        peek: reads bytes of the same file.
 
     Returns:
         The texts.
@@ -93,16 +101,15 @@ def read_labels(parent: h5py.Group, name: str) -> list[str]:
         RefusedError: if it is not such a dataset, or its texts add up to more than a run file holds.
     """
     dataset = child_dataset(parent, name, "O", 1)
-    if dataset.size > _MAX_LABELS:
-        raise RefusedError(f"{dataset.name} holds {dataset.size} texts")
-    budget = _MAX_TEXT
-    labels: list[str] = []
-    for start in range(0, dataset.size, 256):
-        block = dataset.asstr(errors="replace")[start : start + 256].tolist()
-        budget -= sum(map(len, block))
-        if budget < 0:
-            raise RefusedError(f"the texts of {dataset.name} are too long")
-        labels += block
+    size = len(dataset)
+    if dataset.chunks is not None or size > _MAX_LABELS:
+        raise RefusedError(f"{dataset.name} stores its {size} texts in a way that run files do not")
+    place = dataset.id.get_offset()
+    references = peek(place, size * _HEAP_REFERENCE) if place is not None else b""
+    lengths = np.frombuffer(references, "<u4")[:: _HEAP_REFERENCE // 4]
+    if len(lengths) != size or lengths.sum(dtype=np.int64) > _MAX_TEXT:
+        raise RefusedError(f"the texts of {dataset.name} are too long or missing")
+    labels: list[str] = dataset.asstr(errors="replace")[()].tolist()
     return labels
 
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import h5py
 
 from keelscope.errors import UnsupportedSchemaError
 from keelscope.store.allowlist import (
+    Peek,
     RefusedError,
     child_dataset,
     child_group,
@@ -38,11 +40,12 @@ _MAX_NAMES = 10_000
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
-def check_schema(file: h5py.File) -> None:
+def check_schema(file: h5py.File, path: Path) -> None:
     """Refuse files that are not run files or that this version cannot read.
 
     Args:
         file: an open HDF5 file.
+        path: its name, for the message.
 
     Raises:
         RefusedError: if it is not a run file.
@@ -55,16 +58,17 @@ def check_schema(file: h5py.File) -> None:
     if int(major) > int(SCHEMA_VERSION.partition(".")[0]):
         writer = clean(text_attribute(file, "creation_library_version", "unknown"))
         raise UnsupportedSchemaError(
-            f"{file.filename} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
+            f"{path} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
             f"install keelscope {writer} or newer (pip install 'keelscope>={writer}')."
         )
 
 
-def read_layout(file: h5py.File) -> RunLayout:
+def read_layout(file: h5py.File, peek: Peek) -> RunLayout:
     """Everything about a run except its numbers.
 
     Args:
         file: an open run file.
+        peek: reads bytes of the same file.
 
     Returns:
         The layout.
@@ -75,9 +79,9 @@ def read_layout(file: h5py.File) -> RunLayout:
     names = _names(text_attribute(file, "groups"))
     return RunLayout(
         info=_read_info(file),
-        groups=tuple(_read_group(child_group(file, name), name) for name in names),
+        groups=tuple(_read_group(child_group(file, name), name, peek) for name in names),
         scalars=tuple(scalar_names(child_group(file, SCALARS))),
-        coverage=_read_coverage(child_group(file, COVERAGE)) if COVERAGE in file else (),
+        coverage=_read_coverage(child_group(file, COVERAGE), peek) if COVERAGE in file else (),
     )
 
 
@@ -124,8 +128,8 @@ def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
         raise RefusedError("attribute stacks of / does not describe stacks") from error
 
 
-def _read_group(group: h5py.Group, name: str) -> GroupSpec:
-    sites = _read_sites(group)
+def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:
+    sites = _read_sites(group, peek)
     provenance = _json(group, "provenance", "{}")
     if not isinstance(provenance, dict):
         raise RefusedError(f"attribute provenance of /{name} is not a mapping")
@@ -161,9 +165,9 @@ def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec
     )
 
 
-def _read_sites(group: h5py.Group) -> tuple[Site, ...]:
-    paths = read_labels(group, SITE)
-    kinds, roles, stacks, aliases = (read_labels(group, name) for name in ("kind", "role", "stack", "aliases"))
+def _read_sites(group: h5py.Group, peek: Peek) -> tuple[Site, ...]:
+    paths = read_labels(group, SITE, peek)
+    kinds, roles, stacks, aliases = (read_labels(group, name, peek) for name in ("kind", "role", "stack", "aliases"))
     positions, sizes = (child_dataset(group, name, "iu", 1)[()].tolist() for name in ("position", "numel"))
     columns = zip(paths, kinds, roles, stacks, positions, sizes, aliases, strict=True)
     try:
@@ -175,8 +179,8 @@ def _read_sites(group: h5py.Group) -> tuple[Site, ...]:
         raise RefusedError(f"the site coordinates of {group.name} do not fit each other") from error
 
 
-def _read_coverage(group: h5py.Group) -> tuple[CoverageEntry, ...]:
-    columns = [read_labels(group, name) for name in ("path", "what", "status", "reason")]
+def _read_coverage(group: h5py.Group, peek: Peek) -> tuple[CoverageEntry, ...]:
+    columns = [read_labels(group, name, peek) for name in ("path", "what", "status", "reason")]
     if len(set(map(len, columns))) > 1:
         raise RefusedError(f"the columns of {group.name} do not fit each other")
     return tuple(

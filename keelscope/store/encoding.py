@@ -16,7 +16,18 @@ import h5py
 import numpy as np
 
 from keelscope.store.layout import extra_axes, row_shape
-from keelscope.store.names import COVERAGE, OBSERVED, SITE, STATUS, STEP, WALL_TIME, clean, clean_text, dataset_names
+from keelscope.store.names import (
+    COVERAGE,
+    OBSERVED,
+    SITE,
+    STATUS,
+    STEP,
+    WALL_TIME,
+    as_json_text,
+    clean,
+    clean_text,
+    dataset_names,
+)
 from keelscope.store.privacy import redacted
 from keelscope.store.schema import SCALARS, SCHEMA_VERSION, CoverageEntry, GroupSpec, RunLayout, Site, StatisticSpec
 
@@ -231,7 +242,7 @@ def _aliases(aliases: Sequence[str]) -> str:
 
 
 def _json(value: Mapping[str, object] | Sequence[object]) -> str:
-    return clean(json.dumps(value, ensure_ascii=False, default=str))
+    return as_json_text(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def _own_version() -> str:

@@ -7,6 +7,7 @@ commit marker ``step``, so a batch that was being written when the process died 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,14 +19,13 @@ from keelscope.errors import NotARunFileError, RunFileError, UsageError
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
 from keelscope.store.names import OBSERVED, STEP, WALL_TIME
-from keelscope.store.opening import FileState, file_state, open_file
+from keelscope.store.opening import FileState, file_state, open_file, peeking
 from keelscope.store.schema import SCALARS, RunLayout
 
 __all__ = ["FileSource"]
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
 _MAX_READ = 16 * 2**30
-_Datasets = dict[str, dict[str, h5py.Dataset]]
 
 
 class FileSource:
@@ -138,25 +138,28 @@ class _Handle:
     state: FileState
     file: h5py.File
     layout: RunLayout
-    datasets: _Datasets
+    datasets: Mapping[str, Mapping[str, h5py.Dataset]]
+    steps: Mapping[str, h5py.Dataset]
 
     def refresh(self, path: Path) -> None:
         try:
-            for columns in self.datasets.values():
-                for dataset in columns.values():
+            for group, columns in self.datasets.items():
+                for dataset in (*columns.values(), self.steps[group]):
                     dataset.refresh()
         except _DAMAGE as error:
             raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
 
     def committed(self, path: Path) -> dict[str, NDArray[np.int64]]:
-        """Committed steps of every group: data can be longer than ``step``, never shorter."""
+        """Committed steps of every group; those of the scalars come last in a commit, so nothing beyond them counts."""
         try:
-            return {
-                group: _committed(columns[STEP][: min(map(len, columns.values()))])
+            found = {
+                group: _increasing(self.steps[group][: min(map(len, columns.values()))])
                 for group, columns in self.datasets.items()
             }
         except _DAMAGE as error:
             raise NotARunFileError(f"{path} is damaged: its steps cannot be read ({error}).") from error
+        last = found[SCALARS][-1] if found[SCALARS].size else -1
+        return {group: steps[steps <= last] for group, steps in found.items()}
 
 
 def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
@@ -164,9 +167,13 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
     state = file_state(path)
     file = open_file(path, state)
     try:
-        check_schema(file)
-        layout = layout or read_layout(file)
-        return _Handle(state, file, layout, _find_datasets(file, layout))
+        check_schema(file, path)
+        if layout is None:
+            with peeking(path) as peek:
+                layout = read_layout(file, peek)
+        datasets = _find_datasets(file, layout)
+        steps = {group: child_dataset(child_group(file, group), STEP, "i", 1) for group in datasets}
+        return _Handle(state, file, layout, datasets, steps)
     except RefusedError as error:
         file.close()
         raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
@@ -178,21 +185,19 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
 
 
-def _find_datasets(file: h5py.File, layout: RunLayout) -> _Datasets:
-    found: _Datasets = {}
+def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:
+    found: dict[str, dict[str, h5py.Dataset]] = {}
     for spec in layout.groups:
         group = child_group(file, spec.name)
         found[spec.name] = {s.name: child_dataset(group, s.name, "f", 2 + len(s.dims)) for s in spec.statistics}
         found[spec.name][OBSERVED] = child_dataset(group, OBSERVED, "u", 2)
-        found[spec.name][STEP] = child_dataset(group, STEP, "i", 1)
     scalars = child_group(file, SCALARS)
     names = {WALL_TIME: WALL_TIME} | scalar_names(scalars)
     found[SCALARS] = {label: child_dataset(scalars, name, "f", 1) for label, name in names.items()}
-    found[SCALARS][STEP] = child_dataset(scalars, STEP, "i", 1)
     return found
 
 
-def _committed(steps: NDArray[np.int64]) -> NDArray[np.int64]:
+def _increasing(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     """The leading entries that are steps: not negative and increasing."""
     wrong = np.flatnonzero((steps < 0) | (np.diff(steps, prepend=-1) <= 0))
     return steps[: wrong[0]] if wrong.size else steps

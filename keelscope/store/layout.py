@@ -82,8 +82,8 @@ def _check_axes(group: str, spec: StatisticSpec) -> None:
     missing = [dim for dim in spec.dims if not _size(spec.coords, dim)]
     if missing or len(spec.dims) > _MAX_EXTRA_AXES or len(set(spec.dims)) < len(spec.dims):
         raise UsageError(
-            f"{group}/{spec.name} has extra axes {spec.dims}: at most {_MAX_EXTRA_AXES} distinct ones can be stored, each "
-            f"with its coordinate values in coords{f' (missing: {missing[0]!r})' if missing else ''}."
+            f"{group}/{spec.name} has extra axes {spec.dims}: at most {_MAX_EXTRA_AXES} distinct ones can be stored, "
+            f"each with its coordinate values in coords{f' (missing: {missing[0]!r})' if missing else ''}."
         )
     for dim in spec.dims:
         check_name(dim, f"An axis of {group}/{spec.name}")

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
 from keelscope.store.layout import row_shape
-from keelscope.store.names import OBSERVED, STEP, WALL_TIME
+from keelscope.store.names import OBSERVED, WALL_TIME
 from keelscope.store.reader import Run
 from keelscope.store.rows import PackedRow, RowPacker
 from keelscope.store.schema import SCALARS, Row, RunLayout
@@ -67,8 +67,8 @@ class _Table:
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
         self.live = True
-        self.columns = {(group, STEP): _Column(np.int64) for group in (SCALARS, *(spec.name for spec in layout.groups))}
-        self.columns |= {(SCALARS, name): _Column(np.float64) for name in (WALL_TIME, *layout.scalars)}
+        self.steps = {group: _Column(np.int64) for group in (SCALARS, *(spec.name for spec in layout.groups))}
+        self.columns = {(SCALARS, name): _Column(np.float64) for name in (WALL_TIME, *layout.scalars)}
         for group in layout.groups:
             self.columns[group.name, OBSERVED] = _Column(np.uint8, (len(group.sites),))
             for spec in group.statistics:
@@ -78,11 +78,11 @@ class _Table:
         for group, values in row.groups.items():
             for name, value in values.items():
                 self.columns[group, name].append(value)
-            self.columns[group, STEP].append(row.step)
+            self.steps[group].append(row.step)
         scalars = {WALL_TIME: row.wall_time} | dict(zip(self.layout.scalars, row.scalars, strict=True))
         for name, scalar in scalars.items():
             self.columns[SCALARS, name].append(scalar)
-        self.columns[SCALARS, STEP].append(row.step)
+        self.steps[SCALARS].append(row.step)
 
 
 class _Column:
@@ -116,7 +116,7 @@ class _MemorySource:
         return self._table.layout
 
     def steps(self, group: str) -> NDArray[np.int64]:
-        return self._table.columns[group, STEP].rows(0, self._sizes[group]).astype(np.int64)
+        return self._table.steps[group].rows(0, self._sizes[group]).astype(np.int64)
 
     def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
         return self._table.columns[group, name].rows(start, stop).astype(np.float64)
@@ -125,7 +125,7 @@ class _MemorySource:
         return self._table.columns[group, OBSERVED].rows(start, stop).astype(np.bool_)
 
     def refresh(self) -> bool:
-        sizes = {group: column.size for (group, name), column in self._table.columns.items() if name == STEP}
+        sizes = {group: column.size for group, column in self._table.steps.items()}
         grown = sizes != self._sizes
         self._sizes, self.live = sizes, self._table.live
         return grown

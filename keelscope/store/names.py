@@ -19,6 +19,7 @@ __all__ = [
     "STATUS",
     "STEP",
     "WALL_TIME",
+    "as_json_text",
     "check_name",
     "clean",
     "clean_text",
@@ -80,6 +81,18 @@ def clean_text(text: str) -> str:
         The same string for ordinary text.
     """
     return "\t".join("\n".join(map(clean, part.split("\n"))) for part in text.split("\t"))
+
+
+def as_json_text(text: str) -> str:
+    """JSON as a file can hold it: what `clean` would replace is escaped instead.
+
+    Args:
+        text: JSON.
+
+    Returns:
+        JSON of the same value.
+    """
+    return _UNSTORABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def dataset_names(labels: Iterable[str]) -> dict[str, str]:

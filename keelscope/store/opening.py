@@ -13,6 +13,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -20,10 +22,11 @@ import h5py
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError
 from keelscope.store import superblock
+from keelscope.store.allowlist import Peek
 from keelscope.store.lock import Writer, find_writer
 from keelscope.store.view import ClosedView
 
-__all__ = ["FileState", "file_state", "open_file"]
+__all__ = ["FileState", "file_state", "open_file", "peeking"]
 
 
 class FileState(Enum):
@@ -70,13 +73,30 @@ def open_file(path: Path, state: FileState) -> h5py.File:
     Raises:
         NotARunFileError: if HDF5 cannot read it.
     """
-    view = None if state is FileState.LIVE else ClosedView(_open(path))
+    view = None if state is FileState.LIVE else ClosedView(_open(path), growing=state is FileState.LIVE_HERE)
     try:
         return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False)
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         if view:
             view.close()
         raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
+
+
+@contextmanager
+def peeking(path: Path) -> Iterator[Peek]:
+    """Read bytes of a file beside HDF5.
+
+    Args:
+        path: the file.
+
+    Yields:
+        A function from place and size to bytes.
+    """
+    descriptor = _open(path)
+    try:
+        yield lambda place, size: os.pread(descriptor, size, place)
+    finally:
+        os.close(descriptor)
 
 
 def _state_of(path: Path, descriptor: int) -> FileState:

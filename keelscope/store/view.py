@@ -13,6 +13,7 @@ from keelscope.store import superblock
 __all__ = ["ClosedView"]
 
 _MAX_MISSING = 2**30
+_GROWING = 2**50
 
 
 class ClosedView(io.RawIOBase):
@@ -20,9 +21,10 @@ class ClosedView(io.RawIOBase):
 
     Args:
         descriptor: an open regular file; closed with the view.
+        growing: whether the file is being written, so that what HDF5 reads later may lie beyond its present end.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, growing: bool = False) -> None:
         super().__init__()
         self._descriptor = descriptor
         self._place = 0
@@ -30,7 +32,8 @@ class ClosedView(io.RawIOBase):
         self._size = os.fstat(descriptor).st_size
         block = superblock.parse(self._head)
         if block is not None and block.flags != superblock.CLOSED:
-            self._size = max(self._size, min(block.end_of_file, self._size + _MAX_MISSING))
+            promised = _GROWING if growing else min(block.end_of_file, self._size + _MAX_MISSING)
+            self._size = max(self._size, promised)
             self._head = superblock.repaired(self._head, self._size)
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]

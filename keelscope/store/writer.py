@@ -120,7 +120,7 @@ class RunWriter:
 
 
 def _start(wanted: Path, layout: RunLayout, exists: Exists, pace: Pace) -> tuple[Path, Worker]:
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(wanted.parent)
     temporary = temporary_name(wanted.absolute())
     file = h5py.File(temporary, "x", libver=("v110", "v110"), rdcc_nbytes=0, track_order=True, locking=False)
     try:
@@ -135,6 +135,13 @@ def _start(wanted: Path, layout: RunLayout, exists: Exists, pace: Pace) -> tuple
         temporary.unlink(missing_ok=True)
         raise
     return wanted.with_name(path.name), Worker(file, path, lock, committer, pace)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFileError(error.errno, "The folder of the run file cannot be created", str(folder)) from error
 
 
 def _close_in_owner(worker: Worker, pid: int) -> None:

@@ -34,7 +34,10 @@ def test_shape_of_a_row_is_sites_then_extra_axes(layout):
         (GroupSpec("g", (NORM, NORM), SITES), "Two things are called 'norm'"),
         (GroupSpec("g", (StatisticSpec("kind", "", ""),), SITES), "cannot be called 'kind'"),
         (GroupSpec("g", (StatisticSpec("q", "", "", ("bin",)),), SITES), "missing: 'bin'"),
-        (GroupSpec("g", (StatisticSpec("bin", "", "", ("bin",), {"bin": (1.0,)}),), SITES), "Two things are called 'bin'"),
+        (
+            GroupSpec("g", (StatisticSpec("bin", "", "", ("bin",), {"bin": (1.0,)}),), SITES),
+            "Two things are called 'bin'",
+        ),
         (GroupSpec("gradients", (NORM,), SITES), "Two things are called 'gradients'"),
     ],
 )
@@ -44,7 +47,9 @@ def test_a_layout_that_cannot_be_stored_is_refused_before_anything_is_written(la
 
 
 def test_one_axis_has_one_set_of_coordinates(layout):
-    two = tuple(StatisticSpec(name, "", "", ("bin",), {"bin": values}) for name, values in [("a", (1.0,)), ("b", (2.0,))])
+    two = tuple(
+        StatisticSpec(name, "", "", ("bin",), {"bin": values}) for name, values in [("a", (1.0,)), ("b", (2.0,))]
+    )
     with pytest.raises(UsageError, match="two sets of coordinates"):
         checked(replace(layout, groups=(GroupSpec("g", two, SITES),)))
 

@@ -17,7 +17,9 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("key", ["key", "API_KEY", "apiKey", "hf_token", "hfToken", "secret", "db.password", "credentials"])
+@pytest.mark.parametrize(
+    "key", ["key", "API_KEY", "apiKey", "hf_token", "hfToken", "secret", "db.password", "credentials"]
+)
 def test_text_under_the_name_of_a_secret_is_removed(key):
     assert redacted({"x": [{key: "hunter2"}]}) == {"x": [{key: "(removed)"}]}
 

@@ -13,7 +13,8 @@ def head(tmp_path):
         file = h5py.File(path, "w", libver=("v110", "v110"), locking=False)
         file["x"] = [1.0]
         file.flush()
-        file.swmr_mode = swmr
+        if swmr:
+            file.swmr_mode = True
         file.flush()
         if closed:
             file.close()
