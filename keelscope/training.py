@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from keelscope.errors import UsageError
+from keelscope.models.epsilon import EpsilonSchedule, set_epsilon
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,9 @@ class TrainingConfig:
     """Which batches are drawn, and which entries a dropout drops."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """``bfloat16`` runs forward and loss under autocast; the weights stay as they are."""
+
+    epsilon: EpsilonSchedule | None = None
+    """Epsilon of the model's norms, step by step; None leaves it as it was built."""
 
     def __post_init__(self) -> None:
         for name, minimum in (("steps", 1), ("batch_size", 1), ("length", 1), ("warmup", 0), ("seed", 0)):
@@ -198,6 +202,8 @@ class Trainer:
         rate = learning_rate(config, step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("scale", 1.0)
+        if config.epsilon is not None:
+            set_epsilon(self.model, config.epsilon.at(step))
         loss = self._loss(step)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped

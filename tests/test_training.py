@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from keelscope import models
 from keelscope.errors import UsageError
+from keelscope.models.epsilon import EpsilonSchedule
 from keelscope.text import Text
 from keelscope.training import Trainer, TrainingConfig, learning_rate, train
 
@@ -157,3 +158,30 @@ def test_what_cannot_be_trained_with_is_said_in_one_sentence(options, message):
     with pytest.raises(UsageError) as caught:
         TrainingConfig(**options)
     assert str(caught.value) == message
+
+
+def test_epsilon_follows_its_schedule_step_by_step(text):
+    schedule = EpsilonSchedule(start=1e-2, end=1e-6, steps=4)
+    trainer = Trainer(models.build("keel", **SMALL), text, TrainingConfig(**{**config(), "epsilon": schedule}))
+    seen = []
+    trainer.optimizer.register_step_pre_hook(lambda *_: seen.append(trainer.model.sublayers[2].outer_norm.eps))
+    result = trainer.run()
+    assert seen == pytest.approx([1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-6])
+    assert result.losses[0] != train(models.build("keel", **SMALL), text, QUICK).losses[0]
+
+
+def test_schemes_scale_the_learning_rate_of_their_branches(text):
+    rates = []
+    trainer = Trainer(models.build("depth_mup", **{**SMALL, "depth": 8}), text, QUICK)
+    trainer.optimizer.register_step_pre_hook(
+        lambda *_: rates.append([group["lr"] for group in trainer.optimizer.param_groups])
+    )
+    trainer.run()
+    assert rates[2] == pytest.approx([3e-3 / 2, 3e-3, 3e-3])
+
+
+def test_ngpt_stays_on_the_sphere_while_training(text):
+    model = models.build("ngpt", **SMALL)
+    train(model, text, QUICK)
+    length = model.sublayers[1].branch.hidden.weight.norm(dim=-1)
+    torch.testing.assert_close(length, torch.ones_like(length))

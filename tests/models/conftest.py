@@ -122,17 +122,44 @@ def one_thread():
 
 
 @pytest.fixture(scope="session")
+def rms():
+    """RMSNorm without gains, epsilon 1e-5, written out."""
+    return lambda x: x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+@pytest.fixture(scope="session")
+def run():
+    """``run(scheme, formula, **options) -> (model, logits, state)``.
+
+    The state is that of ``formula(index, state, branch)`` applied to the model's own branches one after the other, from
+    ``start(embedding)``, all in float64 on 6 sub-layers.
+    """
+
+    def apply(scheme, formula, *, start=lambda x: x, prepare=lambda model: None, **options):
+        model = models.build(scheme, **{"depth": 6, "width": 16, "heads": 2, **options}).double()
+        prepare(model)
+        tokens = batch()[0][:2, :8]
+        state = start(model.embedding.weight[tokens])
+        for index, sublayer in enumerate(model.sublayers):
+            state = formula(index, state, sublayer.branch)
+        return model, model(tokens), state
+
+    return apply
+
+
+@pytest.fixture(scope="session")
 def flow():
     """``flow(scheme, **options) -> Flow``, measured once."""
     return functools.cache(measure)
 
 
 @pytest.fixture(scope="session")
-def shortcut_slope():
-    """``shortcut_slope(scheme, **options)``, measured once."""
+def shortcut_profile():
+    """``shortcut_profile(scheme, **options)``, gradient norms without branches, measured once."""
+    return functools.cache(measure_shortcut)
 
-    @functools.cache
-    def slope(scheme: str, *, skip: int = 0, **options) -> float:
-        return fit(np.log10(measure_shortcut(scheme, **options)), skip)
 
-    return slope
+@pytest.fixture(scope="session")
+def shortcut_slope(shortcut_profile):
+    """``shortcut_slope(scheme, **options)``, the slope of that."""
+    return lambda scheme, *, skip=0, **options: fit(np.log10(shortcut_profile(scheme, **options)), skip)

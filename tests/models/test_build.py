@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -194,3 +196,18 @@ def test_every_scheme_says_what_it_is(scheme):
     for text in (info.summary, info.equation, info.init, info.expect, info.source):
         assert len(text) > 3
     assert all(option.doc for option in info.options), [option.name for option in info.options if not option.doc]
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield node.module
+
+
+def test_models_import_nothing_of_keelscope_but_themselves():
+    files = list(Path(models.__file__).parent.rglob("*.py"))
+    assert len(files) > 15
+    names = {name for path in files for name in imported_names(path) if name.split(".")[0] == "keelscope"}
+    assert all(name.startswith("keelscope.models") for name in names), sorted(names)

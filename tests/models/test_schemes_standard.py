@@ -11,34 +11,26 @@ from keelscope import models
 TOKENS = torch.randint(256, (2, 8), generator=torch.Generator().manual_seed(0))
 
 
-def rms(x: torch.Tensor) -> torch.Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt()
-
-
 def layer(x: torch.Tensor) -> torch.Tensor:
     centred = x - x.mean(-1, keepdim=True)
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
 
 
-def run(scheme, formula, **options):
-    """Logits of the model, and of the formula applied to its branches one after the other."""
-    model = models.build(scheme, depth=6, width=16, heads=2, **options).double()
-    x = model.embedding.weight[TOKENS]
-    for index, sublayer in enumerate(model.sublayers):
-        x = formula(index, x, sublayer.branch)
-    return model(TOKENS), x, model.head.weight
+@pytest.fixture(params=["rms", "layer"])
+def norm(request, rms):
+    return request.param, rms if request.param == "rms" else layer
 
 
-@pytest.mark.parametrize(("name", "n"), [("rms", rms), ("layer", layer)])
-def test_post_ln_equation(name, n):
-    logits, x, head = run("post_ln", lambda _, x, F: n(x + F(x)), norm=name)
-    torch.testing.assert_close(logits, x @ head.T)
+def test_post_ln_equation(run, norm):
+    name, n = norm
+    model, logits, x = run("post_ln", lambda _, x, F: n(x + F(x)), norm=name)
+    torch.testing.assert_close(logits, model.head(x))
 
 
-@pytest.mark.parametrize(("name", "n"), [("rms", rms), ("layer", layer)])
-def test_pre_ln_equation(name, n):
-    logits, x, head = run("pre_ln", lambda _, x, F: x + F(n(x)), norm=name)
-    torch.testing.assert_close(logits, n(x) @ head.T)
+def test_pre_ln_equation(run, norm):
+    name, n = norm
+    model, logits, x = run("pre_ln", lambda _, x, F: x + F(n(x)), norm=name)
+    torch.testing.assert_close(logits, model.head(n(x)))
 
 
 def keel(n, alpha, first_block):
@@ -57,13 +49,12 @@ def keel(n, alpha, first_block):
 @pytest.mark.parametrize("learnable", [False, True])
 @pytest.mark.parametrize("alpha", [None, 3.5])
 @pytest.mark.parametrize("first_block", ["v2", "v1", "none"])
-@pytest.mark.parametrize(("name", "n"), [("rms", rms), ("layer", layer)])
-def test_keel_equation(name, n, first_block, alpha, learnable):
+def test_keel_equation(run, norm, first_block, alpha, learnable):
+    name, n = norm
     formula = keel(n, 6.0 if alpha is None else alpha, first_block)
-    logits, x, head = run(
-        "keel", formula, norm=name, alpha=alpha, first_block=first_block, alpha_learnable=learnable, final_norm=True
-    )
-    torch.testing.assert_close(logits, n(x) @ head.T)
+    options = {"alpha": alpha, "first_block": first_block, "alpha_learnable": learnable, "final_norm": True}
+    model, logits, x = run("keel", formula, norm=name, **options)
+    torch.testing.assert_close(logits, model.head(n(x)))
 
 
 def test_keel_learns_alpha_only_when_asked_and_only_where_there_is_one():

@@ -1,11 +1,11 @@
-"""Schemes that choose what a branch reads from several streams: Hyper-Connections, mHC and attention residuals.
+"""Schemes with several streams that are read, mixed and written by learned weights: Hyper-Connections and mHC.
 
-The state of the first two is ``[batch, position, stream, width]``; that of the third is all earlier branch outputs.
+Their state is one tensor ``[batch, position, stream, width]``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from keelscope.models.residual import Place, SubLayer
 if TYPE_CHECKING:
     from keelscope.models.config import ModelConfig
 
-__all__ = ["MHC", "AttnRes", "HyperConnections", "sinkhorn"]
+__all__ = ["MHC", "HyperConnections", "sinkhorn"]
 
 
 class Copies(nn.Module):
@@ -137,14 +137,13 @@ def sinkhorn(logits: Tensor, steps: int = 20) -> Tensor:
         Nearly doubly stochastic matrices, same shape.
 
     Example:
-        >>> sinkhorn(torch.tensor([[5.0, 0.0], [1.0, 2.0]])).sum(-1)
+        >>> sinkhorn(torch.tensor([[5.0, 0.0], [1.0, 2.0]])).sum(-1).round(decimals=4)
         tensor([1., 1.])
     """
-    matrix = (logits - logits.amax((-1, -2), keepdim=True)).exp()
     for _ in range(steps):
-        matrix = matrix / matrix.sum(-2, keepdim=True)
-        matrix = matrix / matrix.sum(-1, keepdim=True)
-    return matrix
+        logits = logits.log_softmax(-2)
+        logits = logits.log_softmax(-1)
+    return logits.exp()
 
 
 class MHC(SubLayer):
@@ -153,7 +152,7 @@ class MHC(SubLayer):
     Equation:
         H <- R H + w F(n(p . H)), R = sinkhorn(r + s vec(H) W), p = sigmoid(.), w = 2 sigmoid(.)
     Init:
-        R near the identity (logit 4 on the diagonal), p = 1/m, w = 1, W = 0, s = 0.01.
+        R near the identity (logit 4 on the diagonal, our choice), p = 1/m, w = 1, W = 0, s = 0.01.
     Expect:
         pre_ln at init, in every stream. Mixing matrices have spectral norm 1; products of many tend to averaging.
     Source:
@@ -207,95 +206,3 @@ class MHC(SubLayer):
         output = self.branch(self.norm(reading))
         streams: Tensor = mix @ state + write.unsqueeze(-1) * output.unsqueeze(-2)
         return streams
-
-
-class DepthAttention(nn.Module):
-    """``sum_i softmax_i(w . rms(v_i)) v_i``: one learned query over earlier outputs, 0 at the beginning.
-
-    Args:
-        width: Number of features.
-        epsilon: Epsilon of the norm on the keys.
-    """
-
-    def __init__(self, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.epsilon = epsilon
-        self.query = nn.Parameter(torch.zeros(width))
-
-    def forward(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Average the values.
-
-        Args:
-            values: Embedding and branch outputs so far, ``[batch, position, width]`` each.
-
-        Returns:
-            Same shape as one of them.
-        """
-        stacked = torch.stack(values, dim=-2)  # [batch, position, layer, width]
-        root = (stacked.square().mean(-1) + self.epsilon).sqrt()  # [batch, position, layer]
-        weights = ((stacked @ self.query) / root).softmax(-1)
-        return (weights.unsqueeze(-1) * stacked).sum(-2)
-
-
-class AttendAndNorm(nn.Module):
-    """The last depth attention and the final norm.
-
-    Args:
-        attention: The depth attention.
-        norm: The final norm; None leaves its output as it is.
-    """
-
-    def __init__(self, attention: DepthAttention, norm: nn.Module | None) -> None:
-        super().__init__()
-        self.attention = attention
-        self.norm = norm
-
-    def forward(self, values: tuple[Tensor, ...]) -> Tensor:
-        """Read the stack.
-
-        Args:
-            values: Embedding and all branch outputs.
-
-        Returns:
-            ``[batch, position, width]``.
-        """
-        stream: Tensor = self.attention(values)
-        return stream if self.norm is None else self.norm(stream)
-
-
-class AttnRes(SubLayer):
-    """Attention residuals: each branch reads a learned average of all earlier branch outputs.
-
-    Equation:
-        v_l = F(n(h_l)), h_l = sum over i < l of softmax_i(w_l . rms(v_i)) v_i, v_0 = embedding
-    Init:
-        Any. w = 0, a uniform average.
-    Expect:
-        Exactly pre_ln at init, since norms do not see the factor 1/l (up to epsilon). The output of a sub-layer is v_l,
-        not a stream.
-    Source:
-        arXiv 2603.15031 (the full variant, without blocks).
-
-    Args:
-        place: Where the sub-layer stands.
-    """
-
-    name: ClassVar[str] = "attn_res"
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        first = place.index == 0
-        self.depth_attention = None if first else DepthAttention(place.config.width, place.config.epsilon)
-        self.norm = place.norm()
-
-    def closing(self, config: ModelConfig) -> nn.Module:  # noqa: D102
-        return AttendAndNorm(DepthAttention(config.width, config.epsilon), super().closing(config))
-
-    @staticmethod
-    def carry(state: Any, output: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        return (state, output) if isinstance(state, Tensor) else (*state, output)
-
-    def forward(self, values: Tensor | tuple[Tensor, ...]) -> Tensor:  # noqa: D102
-        reading = values if self.depth_attention is None else self.depth_attention(values)
-        output: Tensor = self.branch(self.norm(reading))
-        return output
