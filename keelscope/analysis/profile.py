@@ -154,7 +154,7 @@ def theil_sen(x: ArrayLike, y: ArrayLike) -> float:
         The slope; NaN for fewer than two points.
 
     Example:
-        >>> theil_sen([0, 1, 2, 3], [0, 2, 4, 100])
+        >>> theil_sen([0, 1, 2, 3, 4], [0, 2, 4, 6, 100])
         2.0
     """
     points, heights = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)

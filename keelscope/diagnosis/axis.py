@@ -24,6 +24,7 @@ __all__ = ["DepthAxis", "Unit", "depth_axis", "row_owner", "row_sites"]
 
 Unit = Literal["sub-layer", "block", "module"]
 
+_CHAIN = 8
 _MODULE_GROUPS = ("outputs", "gradients")
 _PARAMETER_GROUPS = ("parameter_gradients", "parameters", "updates")
 
@@ -35,7 +36,7 @@ class DepthAxis:
     sites: tuple[Site, ...]
     """One per layer, input side first."""
     stack: Stack | None
-    """The main stack; None when the model has none (or a shorter one than a slope needs)."""
+    """The main stack; None when the model has none, or only a short one beside a long chain of other layers."""
 
     @property
     def unit(self) -> Unit:
@@ -78,6 +79,9 @@ class DepthAxis:
 def depth_axis(run: Run) -> DepthAxis:
     """The depth axis of a run: the entries of its main stack, else its layer rows in execution order.
 
+    A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain: embedding and
+    head beside a short stack are no depth.
+
     Args:
         run: any run.
 
@@ -87,7 +91,7 @@ def depth_axis(run: Run) -> DepthAxis:
     rows = row_sites(run)
     stack = _main_stack(run)
     entries = [site for site in rows if stack is not None and site.role == "layer" and site.stack == stack.path]
-    if len(entries) >= MIN_LAYERS:
+    if len(entries) >= MIN_LAYERS or (entries and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
     return DepthAxis(rows, None)
 

@@ -129,10 +129,15 @@ def _sloped(evidence: Evidence) -> Headline:
     counted = [p for p in evidence.profiles.values() if p.counted and not np.isnan(p.shape.total)]
     if not counted:
         return Headline("not enough data", "The recorded gradients leave too few layers for a slope over depth.")
-    worst = max(counted, key=lambda profile: abs(profile.shape.total))
-    if word_of(worst.shape.total) == "flat":
-        worst = counted[0]
+    worst = max(counted, key=_gravity)
     return Headline(word_of(worst.shape.total), _sentence(evidence, worst, counted), worst.key)
+
+
+def _gravity(profile: NamedProfile) -> tuple[int, float]:
+    """Order of precedence: by word, then by abs(S) to a tenth, so that the output gradient goes before a near tie."""
+    word = word_of(profile.shape.total)
+    rank = {"flat": 0, "drifting": 1}.get(word, 2)
+    return rank, round(abs(profile.shape.total), 1) if rank else 0.0
 
 
 def _sentence(evidence: Evidence, worst: NamedProfile, counted: list[NamedProfile]) -> str:

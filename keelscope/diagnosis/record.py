@@ -115,7 +115,7 @@ class Diagnosis:
     def _about_depth(self) -> str:
         stack, total = self.axis.stack, self.axis.length
         if stack is None:
-            return f"No stack of at least 4 like blocks: depth is counted in modules with parameters ({total:g})."
+            return f"There is no long stack of like blocks: depth is counted in modules with parameters ({total:g})."
         if not stack.sublayers:
             return f"Depth is counted in blocks ({total:g} of {stack.kind}); sub-layers per block are not known."
         return f"Depth is counted in sub-layers: {total:g} in {count(stack.length, 'entry')} of {stack.kind}."

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from keelscope.formatting import count, decades, number
 from keelscope.tables import COLUMNS, Column, Gap, fold, path_of
-from keelscope.terminal.palette import BAR, SEVERITY_STYLE, WORD_STYLE, frame
+from keelscope.terminal.palette import BAR, SEVERITY_STYLE, WORD_STYLE, Encodable, frame
 from keelscope.terminal.sparkline import Scale, bar, columns, sparkline
 
 if TYPE_CHECKING:
@@ -69,16 +69,15 @@ def report_view(
         Something rich can print.
     """
     columns_free = width or console.width
-    plain = console.options.ascii_only
     parts: list[RenderableType] = [_headline(report)]
     if report.profile is not None and report.profile.shape.observed >= _CHART_LAYERS:
         parts += [
-            _chart(report.profile, report, columns_free, plain=plain),
-            _other_profiles(report, columns_free, plain=plain),
+            _chart(report.profile, report, columns_free),
+            _other_profiles(report, columns_free),
         ]
-    parts += [_finding_lines(report), _layer_table(report, columns_free, plain=plain, unfold=unfold)]
+    parts += [_finding_lines(report), _layer_table(report, columns_free, unfold=unfold)]
     parts.append(Padding(Text("\n".join(report.notes), style="dim"), (1, 0, 0, 1)))
-    return Group(*parts)
+    return Encodable(Group(*parts))
 
 
 def _headline(report: Diagnosis) -> RenderableType:
@@ -87,41 +86,40 @@ def _headline(report: Diagnosis) -> RenderableType:
     facts.append(count(len(report.run.steps), "recorded step"))
     style = WORD_STYLE[report.headline]
     body = Text.assemble((report.headline, f"bold {style}"), "  ", report.sentence)
-    subtitle = Text(" · ".join(fact for fact in facts if fact), style="dim")
+    subtitle = Text(", ".join(fact for fact in facts if fact), style="dim")
     return Panel(
         body, title=Text(report.title, style="bold"), subtitle=subtitle, title_align="left", subtitle_align="right",
         border_style=style, box=box.ROUNDED, padding=(0, 1),
     )  # fmt: skip
 
 
-def _chart(profile: NamedProfile, report: Diagnosis, width: int, *, plain: bool) -> RenderableType:
+def _chart(profile: NamedProfile, report: Diagnosis, width: int) -> RenderableType:
     """A column chart over depth with tick values on a log10 axis."""
     levels = profile.shape.levels
     scale = Scale.over(levels)
     room = max(10, min(width - 14, 120))
-    lines = columns(levels, room, _CHART_ROWS, ascii_only=plain)
+    lines = columns(levels, room, _CHART_ROWS)
     ticks = {0: number(10.0**scale.high), _CHART_ROWS - 1: number(10.0**scale.low)}
-    wall, corner, floor = ("|", "+", "-") if plain else ("┤", "└", "─")
     text = Text(f"{profile.title} over depth (log10)\n", style="bold")
     style = WORD_STYLE[report.headline]
     for row, line in enumerate(lines):
-        text.append(f"{ticks.get(row, ''):>10} {wall}", style="dim")
+        text.append(f"{ticks.get(row, ''):>10} ┤", style="dim")
         text.append(f"{line}\n", style=style)
     drawn = len(lines[0])
     unit, length = report.axis.unit, report.axis.length
     left, right = "input", f"{count(length, unit)}, output"
-    gap = floor * max(1, drawn - len(left) - len(right) - 2)
-    text.append(f"{'':>10} {corner}{left} {gap} {right}", style="dim")
+    gap = "─" * max(1, drawn - len(left) - len(right) - 2)
+    text.append(f"{'':>10} └{left} {gap} {right}", style="dim")
     return Padding(text, (1, 0, 0, 1))
 
 
-def _other_profiles(report: Diagnosis, width: int, *, plain: bool) -> RenderableType:
+def _other_profiles(report: Diagnosis, width: int) -> RenderableType:
     """One sparkline per remaining profile, with S and span."""
     table = Table.grid(padding=(0, 2))
     for key, profile in report.profiles.items():
         if report.profile is not None and key == report.profile.key:
             continue
-        line = sparkline(profile.shape.levels, max(8, min(width - 70, 40)), ascii_only=plain)
+        line = sparkline(profile.shape.levels, max(8, min(width - 70, 40)))
         figures = f"S {decades(profile.shape.total)}, span {number(profile.shape.span)} decades"
         table.add_row(profile.title, Text(line, style="cyan"), figures if profile.counted else "not counted")
     return Padding(table, (1, 0, 0, 1)) if table.row_count else Text("")
@@ -146,7 +144,7 @@ def _label(severity: Severity) -> Text:
     return Text(severity.label, style=SEVERITY_STYLE[severity])
 
 
-def _layer_table(report: Diagnosis, width: int, *, plain: bool, unfold: bool) -> RenderableType:
+def _layer_table(report: Diagnosis, width: int, *, unfold: bool) -> RenderableType:
     rows = list(report.layers) if unfold else fold(report.layers, report.findings)
     if not rows:
         return Text("")
@@ -165,7 +163,7 @@ def _layer_table(report: Diagnosis, width: int, *, plain: bool, unfold: bool) ->
             table.add_row("", Text(str(row), style="dim"))
             continue
         cells = [Text(_short(path_of(row), room)) if c.name == "path" else c.text(row) for c in shown]
-        table.add_row(*cells, Text(bar(_level(row, drawn), scale, BAR, ascii_only=plain), style="cyan"))
+        table.add_row(*cells, Text(bar(_level(row, drawn), scale, BAR), style="cyan"))
     return Padding(table, (1, 0, 0, 1))
 
 

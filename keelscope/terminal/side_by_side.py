@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from keelscope.formatting import NOT_OBSERVED, number
-from keelscope.terminal.palette import BAR, WORD_STYLE, frame
+from keelscope.terminal.palette import BAR, WORD_STYLE, Encodable, frame
 from keelscope.terminal.sparkline import Scale, bar, sparkline
 
 if TYPE_CHECKING:
@@ -36,13 +36,12 @@ def comparison_view(comparison: SideBySide, console: Console, *, width: int | No
         Something rich can print.
     """
     free = width or console.width
-    plain = console.options.ascii_only
-    verdicts = _verdicts(comparison, free, plain=plain)
-    table = _depth_table(comparison, free, plain=plain)
-    return Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1)))
+    verdicts = _verdicts(comparison, free)
+    table = _depth_table(comparison, free)
+    return Encodable(Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1))))
 
 
-def _verdicts(comparison: SideBySide, width: int, *, plain: bool) -> RenderableType:
+def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     decided = ["" if report.profile is None else report.profile.title for report in comparison.reports]
     taken = max(map(len, comparison.titles)) + max(len(report.headline) for report in comparison.reports)
@@ -50,13 +49,13 @@ def _verdicts(comparison: SideBySide, width: int, *, plain: bool) -> RenderableT
     for title, report, named in zip(comparison.titles, comparison.reports, decided, strict=True):
         style = WORD_STYLE[report.headline]
         levels = report.profile.shape.levels if report.profile is not None else np.array([])
-        line = sparkline(levels, min(32, room), ascii_only=plain) if room >= _SHORTEST_LINE else ""
+        line = sparkline(levels, min(32, room)) if room >= _SHORTEST_LINE else ""
         word = Text(report.headline, style=f"bold {style}")
         table.add_row(Text(title, style="bold"), word, Text(line, style=style), f"S {report.total}", Text(named, "dim"))
     return Padding(table, (1, 0, 0, 1))
 
 
-def _depth_table(comparison: SideBySide, width: int, *, plain: bool) -> RenderableType:
+def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
     labels = comparison.labels()
     unit = comparison.reports[0].axis.unit if comparison.gradient.axis == "depth" else "depth"
     label_width = max(len(text) for text in (*labels, unit))
@@ -74,7 +73,7 @@ def _depth_table(comparison: SideBySide, width: int, *, plain: bool) -> Renderab
         cells = []
         for r, drawn in enumerate(_shown(comparison, b)):
             text = Text(_values(comparison, r, b, both=both))
-            text.append(f" {bar(drawn, scale, bars, ascii_only=plain)}" if bars else "", style="cyan")
+            text.append(f" {bar(drawn, scale, bars)}" if bars else "", style="cyan")
             cells.append(text)
         table.add_row(label, *cells)
     return Padding(table, (1, 0, 0, 1))

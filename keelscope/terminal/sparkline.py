@@ -1,4 +1,4 @@
-"""Profiles as text: bars, one-line sparklines and small column charts of levels in decades, in blocks or in ASCII.
+"""Profiles as text: bars, one-line sparklines and small column charts of levels in decades.
 
 Used by `keelscope.terminal`. A scale never spans less than one decade, so that a flat profile looks flat.
 """
@@ -15,8 +15,7 @@ __all__ = ["Scale", "bar", "columns", "sparkline", "stretch"]
 
 _UP = " ▁▂▃▄▅▆▇█"
 _ACROSS = " ▏▎▍▌▋▊▉█"
-_ASCII_UP = " .:-=+*%#"
-_MISSING, _ASCII_MISSING = "·", " "
+_MISSING = "·"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +52,24 @@ class Scale:
         return min(1.0, max(0.0, (level - self.low) / (self.high - self.low)))
 
 
-def bar(level: float, scale: Scale, width: int, *, ascii_only: bool = False) -> str:
+def bar(level: float, scale: Scale, width: int) -> str:
     """A horizontal bar, at least an eighth of a character for any finite level.
 
     Args:
         level: in decades; NaN draws nothing.
         scale: the range.
         width: characters at the high end.
-        ascii_only: draw with ``#``.
 
     Returns:
         Exactly `width` characters.
 
     Example:
-        >>> bar(-1.0, Scale(-2.0, 0.0), 4), bar(-1.0, Scale(-2.0, 0.0), 4, ascii_only=True)
+        >>> bar(-1.0, Scale(-2.0, 0.0), 4), bar(-2.0, Scale(-2.0, 0.0), 4)
         ('██  ', '##  ')
     """
     if not np.isfinite(level):
         return " " * width
     eighths = max(1, round(scale.share(level) * width * 8))
-    if ascii_only:
-        return ("#" * max(1, round(eighths / 8))).ljust(width)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_ACROSS[part] if part else "")).ljust(width)
 
@@ -99,13 +95,12 @@ def stretch(values: ArrayLike, width: int) -> NDArray[np.float64]:
     return np.array([np.median(part) if part.size else np.nan for part in parts])
 
 
-def sparkline(levels: ArrayLike, width: int, *, ascii_only: bool = False) -> str:
+def sparkline(levels: ArrayLike, width: int) -> str:
     """One line of blocks.
 
     Args:
         levels: ``[layer]`` in decades; NaN is a dot.
         width: largest number of characters.
-        ascii_only: draw without blocks.
 
     Returns:
         The line.
@@ -114,28 +109,26 @@ def sparkline(levels: ArrayLike, width: int, *, ascii_only: bool = False) -> str
         >>> sparkline([-4.0, -3.0, -2.0, -1.0], 4)
         '▁▃▆█'
     """
-    return columns(levels, width, 1, ascii_only=ascii_only)[0]
+    return columns(levels, width, 1)[0]
 
 
-def columns(levels: ArrayLike, width: int, rows: int, *, ascii_only: bool = False) -> Sequence[str]:
+def columns(levels: ArrayLike, width: int, rows: int) -> Sequence[str]:
     """A column chart, one column per layer.
 
     Args:
         levels: ``[layer]`` in decades; a missing layer is a dot on the bottom row.
         width: largest number of columns.
         rows: height in characters.
-        ascii_only: draw without blocks.
 
     Returns:
         Lines from top to bottom, all of one length.
     """
     scale, values = Scale.over(levels), stretch(levels, width)
     heights = [1 + round(scale.share(v) * (8 * rows - 1)) if np.isfinite(v) else -1 for v in values]
-    signs, missing = (_ASCII_UP, _ASCII_MISSING) if ascii_only else (_UP, _MISSING)
     lines = []
     for row in range(rows - 1, -1, -1):
-        cells = [signs[min(8, max(0, height - 8 * row))] for height in heights]
+        cells = [_UP[min(8, max(0, height - 8 * row))] for height in heights]
         if row == 0:
-            cells = [missing if height < 0 else cell for height, cell in zip(heights, cells, strict=True)]
+            cells = [_MISSING if height < 0 else cell for height, cell in zip(heights, cells, strict=True)]
         lines.append("".join(cells))
     return lines

@@ -144,7 +144,7 @@ def frozen(evidence: Evidence) -> Iterator[Finding]:
     paths = _with_status(evidence, "frozen")
     if paths:
         owners = owners_of(paths, _parameter_paths(evidence))
-        statement = f"{count(len(paths), 'parameter')} of {name_sites(owners)} are frozen (requires_grad is False)."
+        statement = f"Frozen (requires_grad is False): {count(len(paths), 'parameter')} of {name_sites(owners)}."
         yield _listed(evidence, "frozen", statement, owners, number=len(paths))
 
 
@@ -166,7 +166,7 @@ def never_called(evidence: Evidence) -> Iterator[Finding]:
     paths = _with_status(evidence, "never_called")
     if paths:
         owners = owners_of(paths, _parameter_paths(evidence))
-        statement = f"The forward pass never ran {name_sites(owners)}, which holds {count(len(paths), 'parameter')}."
+        statement = f"The forward pass never ran {name_sites(owners)} ({count(len(paths), 'parameter')})."
         remedy = "Remove it, or call it: it costs memory and does not train."
         yield _listed(evidence, "never_called", statement, owners, number=len(paths), remedy=remedy)
 
@@ -193,7 +193,7 @@ def coverage_gap(evidence: Evidence) -> Iterator[Finding]:
             gaps.setdefault(entry.status, []).append((entry.path, entry.reason))
     for status, entries in gaps.items():
         paths = [path for path, _ in entries]
-        statement = f"{_named(paths, 'site')} were not observed ({status.replace('_', ' ')}). {entries[0][1]}".strip()
+        statement = f"Not observed ({status.replace('_', ' ')}): {_named(paths, 'site')}. {entries[0][1]}".strip()
         yield _listed(evidence, "coverage_gap", statement, paths, number=len(paths))
 
 

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from keelscope import plugins
+from keelscope.diagnosis import Report, compare, diagnose
+from keelscope.errors import UnknownNameError, UsageError
+
+N = 32
+
+
+def sloped(total, n=N):
+    return 1e-4 * 10.0 ** (total / n * np.arange(-n + 1, 1.0))
+
+
+@pytest.fixture
+def odd(make_run):
+    """A report with every kind of number in its table."""
+
+    def edit(k, values, observed):
+        values["gradients"]["rms"][3:6] = [0.0, np.nan, np.inf]
+        values["gradients"]["nonfinite_count"][3:6] = [0, 2, 2]
+
+    gradient = sloped(3)
+    gradient[8] = np.nan
+    return diagnose(make_run(gradient, late=np.log10(sloped(1)), edit=edit, title="odd | <run>"))
+
+
+def test_json_is_strict_and_complete(odd):
+    def refuse(text):
+        raise AssertionError(f"{text} is not JSON")
+
+    parsed = json.loads(odd.to_json(), parse_constant=refuse)
+    assert parsed == json.loads(json.dumps(odd.to_dict(), allow_nan=False))
+    assert parsed["headline"] == "non-finite"
+    assert [layer["path"] for layer in parsed["layers"]] == [layer.path for layer in odd.layers]
+    values = [layer["gradient_rms"] for layer in parsed["layers"]]
+    assert values[3:6] == [0.0, "NaN", "Infinity"]
+    assert values[9] is None
+    assert parsed["depth"] == {"unit": "sub-layer", "length": 32.0, "layers": 32, "stack": "layers"}
+    assert set(parsed["profiles"]) == {"gradients/rms", "gradients/late_token_level", "parameter_gradients/norm"}
+
+
+def test_the_documented_keys_are_the_keys(odd):
+    documented = re.findall(r"``(\w+)``", Report.to_dict.__doc__)
+    assert set(odd.to_dict()) == set(documented)
+
+
+def test_findings_in_json(make_run):
+    (finding,) = diagnose(make_run(sloped(3.0))).to_dict()["findings"]
+    assert (finding["rule"], finding["severity"], finding["steps"]) == ("vanishing", "error", [0, 0])
+    assert finding["value"] == pytest.approx(3.0)
+    assert finding["remedy"]
+
+
+def test_csv_reads_back_exactly(odd):
+    rows = list(csv.DictReader(io.StringIO(odd.to_csv())))
+    assert len(rows) == len(odd.layers) == N + 2
+    for row, layer in zip(rows, odd.layers, strict=True):
+        assert row["path"] == layer.path
+        value = float(row["gradient_rms"]) if row["gradient_rms"] else None
+        np.testing.assert_equal(value, layer.gradient_rms)
+    assert [row["gradient_rms"] for row in rows[3:6]] == ["0.0", "NaN", "Inf"]
+    assert rows[9]["gradient_rms"] == ""
+
+
+def test_markdown_has_verdict_findings_and_rows(make_run):
+    text = diagnose(make_run(sloped(3.0), title="a|b")).to_markdown()
+    assert text.startswith("## a\\|b: vanishing\n\nGradient RMS shrinks")
+    assert "| error | vanishing | The gradient RMS shrinks" in text
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    assert (
+        len(
+            {line.replace("\\|", "").count("|") for line in table if "vanishing" not in line and "severity" not in line}
+        )
+        <= 2
+    )
+    assert sum("| layers." in line for line in table) == N
+    assert "- Depth is counted in sub-layers: 32 in 32 entries of Block." in text
+
+
+def test_html_fragment_is_escaped_and_asks_for_nothing(odd):
+    html = odd._repr_html_()
+    assert "odd | &lt;run&gt;: non-finite" in html
+    assert "<run>" not in html
+    assert "<script" not in html
+    assert "http" not in html
+    assert html.count("<tr>") == 1 + len(odd.layers)
+
+
+def test_without_a_renderer_to_html_says_what_is_missing(make_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(plugins, "load", lambda group: [])
+    with pytest.raises(UsageError, match=r"No HTML renderer is installed \(entry point group keelscope.renderers\)"):
+        diagnose(make_run(sloped(0))).to_html(tmp_path / "r.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_renderer_gets_the_report(make_run, tmp_path, monkeypatch):
+    report = diagnose(make_run(sloped(0)))
+    offers = {"keelscope.renderers": [("p", lambda r: f"<p>{r.headline}</p>")]}
+    monkeypatch.setattr(plugins, "load", offers.__getitem__)
+    assert report.to_html(tmp_path / "r.html").read_text() == "<p>flat</p>"
+
+
+def test_a_step_that_was_not_recorded(make_run):
+    with pytest.raises(UnknownNameError, match="step 7 was not recorded; 3 steps are recorded, 0 to 20"):
+        diagnose(make_run(np.ones((3, N))), step=7)
+
+
+def test_reprs_are_short(make_run):
+    report = diagnose(make_run(sloped(3.0)))
+    assert repr(report) == "<Report run: vanishing; 1 findings, 34 layers>"
+    assert repr(compare(report, report)) == "<Comparison of run (1), run (2)>"
+
+
+def test_the_title_falls_back_to_the_model(make_run):
+    assert diagnose(make_run(sloped(0), title="")).title == "Model"
+
+
+def test_compare_takes_runs_reports_and_lists(make_run):
+    run = make_run(sloped(0), title="a")
+    report = diagnose(make_run(sloped(3), title="b"))
+    for comparison in (compare(run, report), compare([run, report])):
+        assert comparison.titles == ("a", "b")
+        assert [r.headline for r in comparison.reports] == ["flat", "vanishing"]
+
+
+@pytest.mark.parametrize("n", [0, 1, 9])
+def test_compare_takes_two_to_eight(make_run, n):
+    with pytest.raises(UsageError, match=f"{n} runs were given; a comparison takes 2 to 8"):
+        compare([make_run(sloped(0))] * n)
+
+
+def test_comparison_levels_and_json(make_run):
+    late = np.log10(sloped(3))
+    comparison = compare(make_run(sloped(0), title="a"), make_run(sloped(2), late=late, title="b"), bins=8)
+    assert comparison.labels() == ["1-4", "5-8", "9-12", "13-16", "17-20", "21-24", "25-28", "29-32"]
+    parsed = json.loads(comparison.to_json())
+    assert parsed["axis"] == "depth"
+    assert parsed["runs"][0]["gradient"] == pytest.approx([-4.0] * 8)
+    assert parsed["runs"][0]["late_tokens"] == [None] * 8
+    expected = [np.median(late[4 * b : 4 * b + 4]) for b in range(8)]
+    assert parsed["runs"][1]["late_tokens"] == pytest.approx(expected)
+    assert parsed["runs"][1]["total"]["gradients/late_token_level"] == pytest.approx(3.0)
+
+
+def test_runs_of_different_depth_meet_on_relative_depth(make_run):
+    comparison = compare(make_run(sloped(1)), make_run(sloped(1, 8)), bins=4)
+    assert comparison.labels() == ["0-25 %", "25-50 %", "50-75 %", "75-100 %"]
+    np.testing.assert_allclose(comparison.gradient.levels[0], comparison.gradient.levels[1], atol=0.15)
+
+
+def test_comparison_markdown(make_run):
+    text = compare(make_run(sloped(0), title="a"), make_run(sloped(3), title="b"), bins=2).to_markdown()
+    assert "| b | vanishing | +3.00 | Gradient RMS shrinks" in text
+    assert "| 1-16 | 1.00e-04 |" in text
+
+
+def test_a_run_without_gradients_can_be_compared(make_run):
+    empty = make_run(np.empty((0, N)), title="empty")
+    comparison = compare(empty, make_run(sloped(0)))
+    assert np.isnan(comparison.gradient.levels[0]).all()
+    assert "empty" in str(comparison)
