@@ -118,7 +118,7 @@ def _card(state: RunState) -> html.Button:
     return html.Button(
         [
             _card_head(state),
-            html.Span(state.verdict.sentence, className="sentence", title=state.verdict.sentence),
+            html.Span(_lead(state.verdict.sentence), className="sentence", title=state.verdict.sentence),
             html.Span([numbers, picture], className="evidence"),
         ],
         className="card",
@@ -126,6 +126,12 @@ def _card(state: RunState) -> html.Button:
         id=f"card-{state.id}",
         **{"data-run": state.id},
     )
+
+
+def _lead(sentence: str) -> str:
+    """The sentence up to its slope, which the numbers below it say again; the whole is in the tooltip."""
+    lead, cut, _ = sentence.partition(", slope ")
+    return f"{lead}." if cut else sentence
 
 
 def _broken_card(state: RunState) -> html.Div:
@@ -142,7 +148,9 @@ def _card_head(state: RunState) -> html.Span:
 
 def _number(figure: Figure) -> html.Span:
     return html.Span(
-        [html.Span(figure.label, className="label"), html.Span(figure.value, className="value")], className="number"
+        [html.Span(figure.label, className="label"), html.Span(figure.value, className="value")],
+        className="number",
+        title=figure.hint,
     )
 
 

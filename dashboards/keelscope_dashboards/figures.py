@@ -147,8 +147,8 @@ def axes_layout(palette: Palette, *, x: str, y: str) -> dict[str, Any]:
         "plot_bgcolor": palette.paper,
         "colorway": list(palette.runs),
         "margin": {"l": 56, "r": 12, "t": 8, "b": 28},
-        "xaxis": axis | {"title": {"text": x, "standoff": 6}},
-        "yaxis": axis | {"title": {"text": y, "standoff": 6}},
+        "xaxis": axis | {"title": {"text": x, "standoff": 6, "font": {"size": 12}}},
+        "yaxis": axis | {"title": {"text": y, "standoff": 6, "font": {"size": 12}}},
         "hoverlabel": {"font": {"family": "Inter, system-ui, sans-serif", "size": 12}},
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     }

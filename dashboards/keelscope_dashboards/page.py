@@ -55,6 +55,8 @@ def settings() -> dict[str, Any]:
         }
         for palette in (LIGHT, DARK)
     }
+    for frame in frames.values():
+        frame["heatmap"]["xaxis"]["showgrid"] = frame["heatmap"]["yaxis"]["showgrid"] = False
     return {
         "panels": [asdict(panel) for panel in PANELS],
         "symbols": SYMBOLS,
@@ -115,8 +117,8 @@ def _header(title: str) -> html.Header:
                 **{"aria-label": "Keyboard shortcuts"},
             ),
             dmc.ColorSchemeToggle(
-                lightIcon=cards.icon("sun"),
-                darkIcon=cards.icon("moon"),
+                lightIcon=cards.icon("moon"),
+                darkIcon=cards.icon("sun"),
                 id="theme",
                 variant="subtle",
                 color="gray",

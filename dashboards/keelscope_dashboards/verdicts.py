@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from keelscope.diagnosis import diagnose
 
-from keelscope.errors import KeelscopeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PENDING", "Figure", "Judge", "Note", "Verdict", "verdict_of"]
 
 PAUSE_SECONDS = 2.0
+MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Figure:
 
     label: str
     value: str
+    hint: str
+    """What it is, in a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +93,21 @@ def _note(finding: Finding) -> Note:
 
 def _figures(report: Report) -> tuple[Figure, ...]:
     on_axis = [layer for layer in report.layers if layer.depth is not None]
+    gradient, variance = _ends(on_axis, "gradient_rms"), _ends(on_axis, "output_variance")[::-1]
     figures = [
         _total(report),
-        _ratio("Gradient in ÷ out", _ends(on_axis, "gradient_rms")),
-        _ratio("Variance out ÷ in", _ends(on_axis, "output_variance")[::-1]),
+        _ratio("Input ÷ output", gradient, "Gradient RMS of the first layer divided by that of the last."),
+        _ratio("Var. out ÷ in", variance, "Output variance of the last layer divided by that of the first."),
     ]
     return tuple(figure for figure in figures if figure is not None)
 
 
 def _total(report: Report) -> Figure | None:
     profile = report.profile
-    if profile is None or math.isnan(profile.total):
+    if profile is None or math.isnan(profile.shape.total):
         return None
-    return Figure(f"Decades over {profile.length:,.0f}", f"{profile.total:+.2f}".replace("-", "−"))
+    hint = f"Slope of the {profile.title} times depth; positive when it shrinks towards the input."
+    return Figure("Decades lost", f"{profile.shape.total:+.2f}".replace("-", MINUS), hint)
 
 
 def _ends(layers: Sequence[Layer], field: str) -> tuple[float, ...]:
@@ -112,10 +116,10 @@ def _ends(layers: Sequence[Layer], field: str) -> tuple[float, ...]:
     return (values[0], values[-1]) if len(values) > 1 else ()
 
 
-def _ratio(label: str, ends: tuple[float, ...]) -> Figure | None:
+def _ratio(label: str, ends: tuple[float, ...], hint: str) -> Figure | None:
     if not ends or ends[1] == 0:
         return None
-    return Figure(label, times(ends[0] / ends[1]))
+    return Figure(label, times(ends[0] / ends[1]), hint)
 
 
 def times(ratio: float) -> str:
@@ -133,10 +137,10 @@ def times(ratio: float) -> str:
     """
     if ratio == 0 or 0.001 <= ratio < 10_000:
         digits = 0 if ratio == 0 or ratio >= 100 else 1 if ratio >= 10 else 2 if ratio >= 0.1 else 3
-        return f"{ratio:,.{digits}f}×"
+        return f"{ratio:,.{digits}f}{TIMES}"
     mantissa, exponent = f"{ratio:.0e}".split("e")
     power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{power}" if mantissa == "1" else f"{mantissa}×10{power}"
+    return f"10{power}" if mantissa == "1" else f"{mantissa}{TIMES}10{power}"
 
 
 @dataclass(slots=True)
@@ -186,5 +190,5 @@ def _judged(source: FollowedRun) -> Verdict:
             return PENDING
         try:
             return verdict_of(diagnose(source.run))
-        except KeelscopeError as error:
-            return Verdict("not enough data", str(error))
+        except Exception as error:  # one odd run must not take the verdicts of the others with it
+            return Verdict("not enough data", f"The run could not be diagnosed: {error}")

@@ -67,7 +67,7 @@ def _after(first: float, rest: np.ndarray) -> np.ndarray:
 def rows_of(kind: str, layers: int, steps: int, *, every: int = 10, seed: int = 0) -> list[Row]:
     """Rows of a run that is flat (keel), drifting (pre_ln), vanishing (post_ln) or broken (zeros, NaN, Inf)."""
     rng = np.random.default_rng(seed)
-    texture = np.cumsum(rng.normal(0, 0.02, layers)) + rng.normal(0, 0.05, layers)
+    texture = 0.08 * np.sin(np.linspace(0, 17, layers) + rng.uniform(0, 6)) + rng.normal(0, 0.05, layers)
     depth = np.linspace(-1, 0, layers) if layers > 1 else np.zeros(1)  # -1 at the input
     rows = []
     for i in range(steps):
