@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "SCHEMA_VERSION",
     "SCALARS",
+    "SCHEMA_VERSION",
     "CoverageEntry",
     "GroupSpec",
     "Row",
