@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev-installed
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test bench dash docs lint format clean
+.PHONY: help demo test bench dash docs pages wheel lint format clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -41,6 +41,9 @@ format: $(DEV) ## Rewrite the sources in house style
 docs: $(DEV) ## Build the documentation into build/site; a warning is an error
 	@$(BIN)/mkdocs build --quiet --strict
 	echo "Documentation: build/site/index.html"
+
+pages: $(DEV) ## Rewrite the generated pages: docs/cli.md, docs/catalogue.md
+	@$(BIN)/python scripts/write_docs.py
 
 wheel: $(DEV) ## Build the wheel into build/wheel and check what is in it
 	@rm -rf build/wheel

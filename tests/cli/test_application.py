@@ -42,7 +42,7 @@ def test_every_command_has_help_with_an_example(keelscope, command):
     ("words", "sentence"),
     [
         (("nonsense",), "No such command 'nonsense'; see keelscope --help."),
-        (("report",), "Missing argument 'target'; see keelscope report --help."),
+        (("report",), "Missing argument 'TARGET'; see keelscope report --help."),
         (("report", "x", "--frmat", "json"), "No such option: --frmat"),
         (("list", "probs"), "'probs' is not one of 'probes', 'statistics', 'rules', 'schemes'; see keelscope list --help."),
         (("train", "keel", "--depth", "deep"), "Invalid value for '--depth'"),
