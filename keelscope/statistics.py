@@ -66,6 +66,8 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
+    rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
+    """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
     def named(self, values: NDArray[np.float64]) -> Columns:
         """Split ``[..., column]`` into one array ``[...]`` per column name."""
@@ -73,6 +75,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if self.rescale is not None:
+            return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
 
 
@@ -99,7 +103,8 @@ class Statistic:
 
     def value(self, *tensors: Tensor) -> float:
         """The statistic of one observation, for a scalar statistic."""
-        return float(self.of(self.terms.of(*tensors).cpu().numpy()))
+        with torch.no_grad():
+            return float(self.of(self.terms.of(*tensors).cpu().numpy()))
 
     def of(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Finish merged terms ``[..., column]``."""
@@ -225,7 +230,9 @@ def _powers_of(tensor: Tensor) -> Tensor:
     m2 = torch.dot(centred, centred)
     unit = centred / torch.where(m2 == 0, 1.0, m2.sqrt())  # of length 1, so that no power leaves the range of a float
     square = unit.square()
-    return torch.stack([mean.new_full((), vector.numel()), mean, m2, torch.dot(square, unit), torch.dot(square, square)])
+    return torch.stack(
+        [mean.new_full((), vector.numel()), mean, m2, torch.dot(square, unit), torch.dot(square, square)]
+    )
 
 
 def _merge_powers(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
