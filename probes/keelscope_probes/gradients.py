@@ -6,8 +6,6 @@ later tokens receive nothing; their own level is recorded beside it.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -33,7 +31,8 @@ def _late_tokens_of(gradient: Tensor) -> Tensor:
 
 def _shifted(terms: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """A common factor adds its logarithm once per token."""
-    logs = terms[..., 0] + terms[..., 1] * math.log10(factor)
+    with np.errstate(divide="ignore"):
+        logs = terms[..., 0] + terms[..., 1] * np.log10(factor)
     return np.stack([logs, terms[..., 1], terms[..., 2]], axis=-1)
 
 
