@@ -60,9 +60,9 @@ def stored(tensor: Tensor) -> Tensor:
 def _stored_otherwise(values: Tensor) -> Tensor:
     """`stored` for layouts and dtypes that need work, and for tensor subclasses."""
     if values.layout != torch.strided and not values.is_nested:
-        values = values.coalesce().values() if values.layout == torch.sparse_coo else values.values()
+        values = values.coalesce().values() if values.layout == torch.sparse_coo else values.values().clone()
     if values.is_nested:
-        values = torch.cat([part.reshape(-1) for part in values.unbind()])
+        values = torch.cat([part.reshape(-1) for part in values.unbind()] or [values.values()])
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
     return values.reshape(-1) if values.is_contiguous() else _in_storage_order(values)

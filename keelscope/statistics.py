@@ -42,6 +42,8 @@ __all__ = [
 
 Columns = Mapping[str, NDArray[np.float64]]
 
+_ROUNDING = 1e-14  # a spread below this share of the mean is what float64 sums leave of a constant
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
@@ -64,6 +66,8 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
+    rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
+    """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
     def named(self, values: NDArray[np.float64]) -> Columns:
         """Split ``[..., column]`` into one array ``[...]`` per column name."""
@@ -71,6 +75,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if self.rescale is not None:
+            return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
 
 
@@ -97,7 +103,8 @@ class Statistic:
 
     def value(self, *tensors: Tensor) -> float:
         """The statistic of one observation, for a scalar statistic."""
-        return float(self.of(self.terms.of(*tensors).cpu().numpy()))
+        with torch.no_grad():
+            return float(self.of(self.terms.of(*tensors).cpu().numpy()))
 
     def of(self, terms: NDArray[np.float64]) -> NDArray[np.float64]:
         """Finish merged terms ``[..., column]``."""
@@ -172,12 +179,19 @@ def _merge_moments(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np
     """Chan, Golub and LeVeque (1979): exact union of counts, means and centred squares."""
     with np.errstate(all="ignore"):
         count = a[..., 0] + b[..., 0]
-        share = np.divide(b[..., 0], count, out=np.zeros_like(count), where=count > 0)
-        gap = np.where((a[..., 0] > 0) & (b[..., 0] > 0), b[..., 1] - a[..., 1], 0.0)
-        mean = np.where(a[..., 0] > 0, a[..., 1], b[..., 1]) + gap * share
-        m2 = a[..., 2] + b[..., 2] + np.square(gap) * a[..., 0] * share
+        mean, gap = _joint_mean(a[..., 0], a[..., 1], b[..., 0], b[..., 1])
+        m2 = a[..., 2] + b[..., 2] + np.square(gap) * a[..., 0] * (b[..., 0] / np.maximum(count, 1.0))
         rest = np.maximum(a[..., 3], b[..., 3]), a[..., 4] + b[..., 4], a[..., 5] + b[..., 5]
     return np.stack([count, mean, m2, *rest], axis=-1)
+
+
+def _joint_mean(
+    na: NDArray[np.float64], ma: NDArray[np.float64], nb: NDArray[np.float64], mb: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean of a union, and the gap between its parts (0 where one is empty). Inf in one part stays Inf."""
+    gap = np.where((na > 0) & (nb > 0), mb - ma, 0.0)
+    mean = np.where(na > 0, ma, mb) + gap * (nb / np.maximum(na + nb, 1.0))
+    return np.where(np.isfinite(gap), mean, ma + mb), gap
 
 
 MOMENTS = Terms(
@@ -205,35 +219,40 @@ SQUARES = replace(additive("squares", ("count", "squares"), _squares_of, degrees
 
 
 def _powers_of(tensor: Tensor) -> Tensor:
-    """``[count, mean, m2, m3, m4]``, central sums up to the fourth power."""
+    """``[count, mean, m2, s3, s4]``: the central sums of third and fourth power over the matching power of m2."""
     vector = stored(tensor).double()
     zeros = implicit_zeros(tensor)
     if vector.numel() + zeros == 0:
         return vector.new_zeros(5)
     vector = torch.cat([vector, vector.new_zeros(zeros)]) if zeros else vector
     mean = vector.mean()
-    square = (vector - mean).square()
+    centred = vector - mean
+    m2 = torch.dot(centred, centred)
+    unit = centred / torch.where(m2 == 0, 1.0, m2.sqrt())  # of length 1, so that no power leaves the range of a float
+    square = unit.square()
     return torch.stack(
-        [mean.new_full((), vector.numel()), mean, square.sum(), (square * (vector - mean)).sum(), square.square().sum()]
+        [mean.new_full((), vector.numel()), mean, m2, torch.dot(square, unit), torch.dot(square, square)]
     )
 
 
 def _merge_powers(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Pebay (2008), SAND2008-6212, pairwise update of central sums."""
+    """Pebay (2008), SAND2008-6212, pairwise update of central sums, in units of the joint m2."""
     na, ma, a2, a3, a4 = np.moveaxis(a, -1, 0)
     nb, mb, b2, b3, b4 = np.moveaxis(b, -1, 0)
     with np.errstate(all="ignore"):
         n = np.maximum(na + nb, 1.0)
-        d = np.where((na > 0) & (nb > 0), mb - ma, 0.0)
-        mean = np.where(na > 0, ma, mb) + d * nb / n
+        mean, d = _joint_mean(na, ma, nb, mb)
         m2 = a2 + b2 + d**2 * na * nb / n
-        m3 = a3 + b3 + d**3 * na * nb * (na - nb) / n**2 + 3 * d * (na * b2 - nb * a2) / n
-        m4 = a4 + b4 + d**4 * na * nb * (na**2 - na * nb + nb**2) / n**3
-        m4 = m4 + 6 * d**2 * (na**2 * b2 + nb**2 * a2) / n**2 + 4 * d * (na * b3 - nb * a3) / n
-    return np.stack([na + nb, mean, m2, m3, m4], axis=-1)
+        length = np.where(m2 == 0, 1.0, np.sqrt(m2))
+        ra, rb, d = np.sqrt(a2) / length, np.sqrt(b2) / length, d / length
+        a3, b3, a4, b4 = a3 * ra**3, b3 * rb**3, a4 * ra**4, b4 * rb**4
+        s3 = a3 + b3 + d**3 * na * nb * (na - nb) / n**2 + 3 * d * (na * rb**2 - nb * ra**2) / n
+        s4 = a4 + b4 + d**4 * na * nb * (na**2 - na * nb + nb**2) / n**3
+        s4 = s4 + 6 * d**2 * (na**2 * rb**2 + nb**2 * ra**2) / n**2 + 4 * d * (na * b3 - nb * a3) / n
+    return np.stack([na + nb, mean, m2, s3, s4], axis=-1)
 
 
-POWERS = Terms("powers", ("count", "mean", "m2", "m3", "m4"), _powers_of, _merge_powers, (0, 1, 2, 3, 4))
+POWERS = Terms("powers", ("count", "mean", "m2", "s3", "s4"), _powers_of, _merge_powers, (0, 1, 2, 0, 0))
 
 
 def _per_entry(total: NDArray[np.float64], count: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -284,7 +303,7 @@ NONFINITE_COUNT = Statistic(
 KURTOSIS = Statistic(
     "kurtosis",
     POWERS,
-    lambda t: np.where(t["m2"] > 0, t["count"] * t["m4"] / np.square(t["m2"]), np.nan),
+    lambda t: np.where(t["m2"] > t["count"] * np.square(_ROUNDING * t["mean"]), t["count"] * t["s4"], np.nan),
     "1",
-    "Fourth standardised moment, n * m4 / m2^2; 3 for a normal distribution.",
+    "Fourth standardised moment, mean((x - mean(x))^4) / variance^2; 3 for a normal distribution, NaN for a constant.",
 )

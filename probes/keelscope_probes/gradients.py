@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.probe import Tap, TensorProbe
-from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, additive
+from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, Terms
 
 __all__ = ["GRADIENTS"]
 
@@ -28,14 +29,21 @@ def _late_tokens_of(gradient: Tensor) -> Tensor:
     return torch.stack([logs, norms.numel() - zeros, zeros])
 
 
-_LATE_TOKENS = additive("late_tokens", ("logs", "positive", "zeros"), _late_tokens_of)
+def _shifted(terms: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """A common factor adds its logarithm once per token."""
+    with np.errstate(divide="ignore"):
+        logs = terms[..., 0] + terms[..., 1] * np.log10(factor)
+    return np.stack([logs, terms[..., 1], terms[..., 2]], axis=-1)
 
 
-def _level(t: Columns) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+_LATE_TOKENS = Terms("late_tokens", ("logs", "positive", "zeros"), _late_tokens_of, np.add, rescale=_shifted)
+
+
+def _level(t: Columns) -> NDArray[np.float64]:
     return np.where(t["positive"] > 0, t["logs"] / t["positive"], np.nan)
 
 
-def _zero_share(t: Columns) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+def _zero_share(t: Columns) -> NDArray[np.float64]:
     tokens = t["positive"] + t["zeros"]
     return np.where(tokens > 0, t["zeros"] / tokens, np.nan)
 
