@@ -178,7 +178,8 @@ class Watch:
         numbers = {name: as_number(name, value) for name, value in scalars.items()}
         for name, number in numbers.items():
             last = self._clock.completed - 1
-            running = last < 0 or self._journal.has(last, name) or (self._recording and not self._complete)
+            started = self._recording and not self._complete and bool(self._recorder.current.calls)
+            running = last < 0 or started or self._journal.has(last, name)
             self._journal.log(self._clock.completed if running else last, {name: number})
 
     def close(self) -> None:

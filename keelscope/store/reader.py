@@ -110,8 +110,10 @@ class Run:
 
     @property
     def steps(self) -> NDArray[np.int64]:
-        """Every recorded step, ``[step]``, of whatever group."""
-        return reduce(np.union1d, (self._source.steps(name) for name in self.groups), self._source.steps(SCALARS))
+        """Every step on which a statistic was recorded, ``[step]``; scalars may have been logged on more."""
+        if not self.groups:
+            return self._source.steps(SCALARS)
+        return reduce(np.union1d, (self._source.steps(name) for name in self.groups))
 
     def keys(self) -> list[str]:
         """Names of all series.
