@@ -79,7 +79,7 @@ class Text:
                 f"there is no text at {path}: give a file or a folder, or leave it out for Python's own source"
             )
         files = _files(path) if path.is_dir() else [path]
-        return cls(_join(files, limit), validation=validation, title=str(path))
+        return cls(_join(files, limit), validation=validation, title=path.resolve().name)
 
     def __len__(self) -> int:
         return len(self.tokens)
