@@ -1,6 +1,7 @@
 """Write the pages that say what the program says of itself: docs/cli.md and docs/catalogue.md.
 
-Run it after changing a command, a probe, a rule or a scheme (``make pages`` does); a test compares the pages with what it would write.
+``make pages`` runs it, after a command, a probe, a rule or a scheme has changed; a test compares the pages with what it
+would write.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+from keelscope.cli import demo_command
 from keelscope.cli.recording import file_name, new_folder
 from keelscope.store.reader import open_run
 
@@ -96,8 +97,10 @@ def test_interruption_keeps_what_was_recorded(tmp_path):
     assert not (tmp_path / "post_ln.h5").exists()
 
 
-def test_demo(keelscope, tmp_path):
-    code, out, err = keelscope("demo", "--steps", "2", "--out", str(tmp_path))
+def test_demo(keelscope, tmp_path, monkeypatch):
+    """At its depth, with a narrower stream."""
+    monkeypatch.setitem(demo_command.SIZES, "width", 16)
+    code, out, _ = keelscope("demo", "--steps", "2", "--out", str(tmp_path))
     assert code == 0
     folder = tmp_path / "demo-1"
     assert sorted(path.name for path in folder.glob("*.h5")) == ["keel.h5", "post_ln.h5", "pre_ln.h5"]
