@@ -10,6 +10,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keelscope.cli.output import Row
 
 __all__ = ["PAGES", "catalogue", "command_line"]
 
@@ -65,7 +69,7 @@ def _help(command: str) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
 
 
-def _table(rows: list[dict[str, str]]) -> str:
+def _table(rows: list[Row]) -> str:
     keys = list(rows[0])
     lines = [keys, ["---"] * len(keys), *([_cell(row[key], key) for key in keys] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
