@@ -1,6 +1,6 @@
 """Write the pages that say what the program says of itself: docs/cli.md and docs/catalogue.md.
 
-``make pages`` runs it, after a command, a probe, a rule or a scheme has changed; a test compares the pages with what it
+``make pages`` runs it, after a command, a probe or a rule has changed; a test compares the pages with what it
 would write.
 """
 
@@ -35,16 +35,18 @@ def command_line() -> str:
 
 
 def catalogue() -> str:
-    """docs/catalogue.md: probes, statistics, rules and schemes as ``keelscope list`` prints them."""
+    """docs/catalogue.md: probes, statistics and rules as ``keelscope list`` prints them."""
     from keelscope.cli import list_command
 
     titles = {
         "Probes": list_command.probes,
         "Statistics": list_command.statistics,
         "Rules": list_command.rules,
-        "Schemes": list_command.schemes,
     }
-    parts = ["# Catalogue", "What `keelscope list probes`, `list statistics`, `list rules` and `list schemes` print."]
+    parts = [
+        "# Catalogue",
+        "What `keelscope list probes`, `list statistics` and `list rules` print; [schemes](schemes.md) have a page.",
+    ]
     for title, rows in titles.items():
         parts += [f"## {title}", _table(rows())]
     return "\n\n".join(parts) + "\n"

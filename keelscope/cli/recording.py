@@ -108,7 +108,7 @@ def record(scheme: str, model: nn.Module, plan: Plan, advance: Callable[[str, fl
     from keelscope.training import Trainer
 
     trainer = Trainer(model, plan.text, plan.training)
-    config = {"scheme": scheme, "text": plan.text.title, **plan.sizes, **_settings(plan.training)}
+    config = {"scheme": scheme, "text": Path(plan.text.title).name, **plan.sizes, **_settings(plan.training)}
     path = plan.folder / file_name(scheme)
     watch = open_watch(model, path, optimizer=trainer.optimizer, every=plan.every, config=config)
     result: TrainingResult | None = None
