@@ -42,16 +42,16 @@ docs: $(DEV) ## Build the documentation into build/site; a warning is an error
 	@$(BIN)/mkdocs build --quiet --strict
 	echo "Documentation: build/site/index.html"
 
-pages: $(DEV) ## Rewrite the generated pages: docs/cli.md, docs/catalogue.md
-	@$(BIN)/python scripts/write_docs.py
+pages: $(DEV) ## Rewrite the generated pages: command line, catalogue, schemes
+	@for script in scripts/write_*.py; do $(BIN)/python $$script; done
 
 wheel: $(DEV) ## Build the wheel into build/wheel and check what is in it
 	@rm -rf build/wheel
 	$(BIN)/python -m build --no-isolation --wheel --outdir build/wheel . >/dev/null
 	$(BIN)/check-wheel-contents build/wheel/*.whl
 
-bench: $(DEV) ## Measure what watching costs
-	@$(BIN)/python -m pytest --numprocesses 0 -m slow tests/bench -s
+bench: $(RUNTIME) ## Measure what watching costs and rewrite docs/benchmarks.md
+	@$(BIN)/python tests/bench/overhead.py
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

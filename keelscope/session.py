@@ -176,10 +176,10 @@ class Watch:
             UsageError: if a value is not one number, or a name is no identifier.
         """
         numbers = {name: as_number(name, value) for name, value in scalars.items()}
+        begun = self._recording and not self._complete and bool(self._recorder.current.calls)
         for name, number in numbers.items():
             last = self._clock.completed - 1
-            started = self._recording and not self._complete and bool(self._recorder.current.calls)
-            running = last < 0 or started or self._journal.has(last, name)
+            running = last < 0 or begun or self._journal.has(last, name)
             self._journal.log(self._clock.completed if running else last, {name: number})
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Write the pages that say what the program says of itself: docs/cli.md and docs/catalogue.md.
 
-Run it after changing a command, a probe, a rule or a scheme (``make pages`` does); a test compares the pages with what it would write.
+``make pages`` runs it, after a command, a probe or a rule has changed; a test compares the pages with what it
+would write.
 """
 
 from __future__ import annotations
@@ -9,6 +10,10 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from keelscope.cli.output import Row
 
 __all__ = ["PAGES", "catalogue", "command_line"]
 
@@ -30,16 +35,18 @@ def command_line() -> str:
 
 
 def catalogue() -> str:
-    """docs/catalogue.md: probes, statistics, rules and schemes as ``keelscope list`` prints them."""
+    """docs/catalogue.md: probes, statistics and rules as ``keelscope list`` prints them."""
     from keelscope.cli import list_command
 
     titles = {
         "Probes": list_command.probes,
         "Statistics": list_command.statistics,
         "Rules": list_command.rules,
-        "Schemes": list_command.schemes,
     }
-    parts = ["# Catalogue", "What `keelscope list probes`, `list statistics`, `list rules` and `list schemes` print."]
+    parts = [
+        "# Catalogue",
+        "What `keelscope list probes`, `list statistics` and `list rules` print; [schemes](schemes.md) have a page.",
+    ]
     for title, rows in titles.items():
         parts += [f"## {title}", _table(rows())]
     return "\n\n".join(parts) + "\n"
@@ -64,7 +71,7 @@ def _help(command: str) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.splitlines()).strip("\n")
 
 
-def _table(rows: list[dict[str, str]]) -> str:
+def _table(rows: list[Row]) -> str:
     keys = list(rows[0])
     lines = [keys, ["---"] * len(keys), *([_cell(row[key], key) for key in keys] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -76,21 +76,21 @@ def create_app() -> typer.Typer:
     return app
 
 
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=lambda on: _version(on))
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
-) -> None:
-    pass
-
-
-def _version(wanted: bool) -> None:  # noqa: FBT001 - the parser calls it with the value of the flag
+def _version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
         print(f"keelscope {version('keelscope')}")
         raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere on the line.")] = False,
+) -> None:
+    pass
 
 
 class _Group(TyperGroup):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "Recorded", "file_name", "new_folder", "record", "record_all"]
 
+NARROW = 256
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -37,6 +39,8 @@ class Plan:
     folder: Path
     every: int = 1
     """Record every n-th step."""
+    threads: int = 0
+    """CPU threads; 0 is one for a narrow model, whose operations are too small to share, else torch's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ def record_all(plan: Plan) -> list[Recorded]:
         One entry per scheme that recorded anything; the last may be interrupted.
     """
     models = [_build(scheme, plan) for scheme in plan.schemes]
+    _set_threads(plan)
     done: list[Recorded] = []
     with _progress(plan) as advance:
         for scheme, model in zip(plan.schemes, models, strict=True):
@@ -103,7 +108,7 @@ def record(scheme: str, model: nn.Module, plan: Plan, advance: Callable[[str, fl
     from keelscope.training import Trainer
 
     trainer = Trainer(model, plan.text, plan.training)
-    config = {"scheme": scheme, "text": plan.text.title, **plan.sizes, **_settings(plan.training)}
+    config = {"scheme": scheme, "text": Path(plan.text.title).name, **plan.sizes, **_settings(plan.training)}
     path = plan.folder / file_name(scheme)
     watch = open_watch(model, path, optimizer=trainer.optimizer, every=plan.every, config=config)
     result: TrainingResult | None = None
@@ -121,6 +126,16 @@ def _build(scheme: str, plan: Plan) -> nn.Module:
     options = "&".join(f"{key}={value}" for key, value in plan.sizes.items())
     joint = "&" if "?" in scheme else "?"
     return build(f"scheme:{scheme}{joint}{options}")[0]
+
+
+def _set_threads(plan: Plan) -> None:
+    """On busy cores, threads that wait for each other cost ten times what they save on a narrow model."""
+    import torch
+
+    width = plan.sizes["width"]
+    narrow = isinstance(width, int) and width < NARROW
+    if plan.threads or narrow:
+        torch.set_num_threads(plan.threads or 1)
 
 
 def _settings(training: TrainingConfig) -> dict[str, object]:

@@ -147,21 +147,21 @@ def _show(report: Report, made_of: Mapping[str, str], form: Format, output: Path
         write(_WRITERS[form](report, made_of, unfold), output)
 
 
-def _text(report: Report, made_of: Mapping[str, str], unfold: bool) -> str:  # noqa: FBT001 - one signature for all
+def _text(report: Report, made_of: Mapping[str, str], unfold: bool) -> str:
     lines = [f"{name:<7} {value}" for name, value in made_of.items()]
     return "\n".join([*lines, report.to_text(unfold=unfold)])
 
 
-def _markdown(report: Report, made_of: Mapping[str, str], unfold: bool) -> str:  # noqa: FBT001
+def _markdown(report: Report, made_of: Mapping[str, str], unfold: bool) -> str:
     lines = [f"- {name}: `{value}`" for name, value in made_of.items()]
     return "\n".join([report.to_markdown(unfold=unfold).rstrip(), *([""] if lines else []), *lines])
 
 
-def _json(report: Report, made_of: Mapping[str, str], _: bool) -> str:  # noqa: FBT001
+def _json(report: Report, made_of: Mapping[str, str], _: bool) -> str:
     return to_json({**report.to_dict(), **made_of})
 
 
-def _csv(report: Report, _: Mapping[str, str], __: bool) -> str:  # noqa: FBT001
+def _csv(report: Report, _: Mapping[str, str], __: bool) -> str:
     return report.to_csv()
 
 

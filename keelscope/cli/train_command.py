@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -13,8 +13,6 @@ from keelscope.cli.recording import Plan, Recorded, record_all
 from keelscope.errors import UsageError
 
 __all__ = ["add_command", "say_results"]
-
-Positive = typer.Option(min=1)
 
 
 def add_command(app: typer.Typer) -> None:
@@ -39,7 +37,8 @@ def train_schemes(
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Seed of weights and batches.")] = 0,
-    text: Annotated[Optional[Path], typer.Option(help="File or folder of text; default: Python's own source.")] = None,
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 chooses by width.")] = 0,
+    text: Annotated[Path | None, typer.Option(help="File or folder of text; default: Python's own source.")] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run files.")] = Path("runs"),
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
@@ -52,7 +51,7 @@ def train_schemes(
         raise UsageError(f"scheme {doubled[0]} is named twice; name each once.")
     training = TrainingConfig(steps=steps, batch_size=batch_size, length=length, learning_rate=lr, seed=seed)
     sizes = {"depth": depth, "width": width, "heads": heads, "seed": seed}
-    plan = Plan(schemes, sizes, Text.read(text), training, out, every)
+    plan = Plan(schemes, sizes, Text.read(text), training, out, every, threads)
     recorded = record_all(plan)
     say_results(recorded)
     show_comparison([run.path for run in recorded], json=json)

@@ -209,7 +209,9 @@ def _reason(error: BaseException) -> str:
     while root.__cause__ is not None:
         root = root.__cause__
     cause = f", since {first_line(root)}" if root is not error else ""
-    return f"{first_line(error)}{cause}"
+    mismatch = "torchvision::" in str(root)
+    remedy = "; install the torchvision made for this torch, or uninstall it" if mismatch else ""
+    return f"{first_line(error)}{cause}{remedy}"
 
 
 FAMILIES: Mapping[str, Callable[[str, Options], tuple[nn.Module, str]]] = {

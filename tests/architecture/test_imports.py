@@ -54,8 +54,9 @@ def test_import_has_no_effects():
     code = """
 import logging, signal, sys, threading, warnings, atexit, numpy
 def state():
-    return (sys.excepthook, sys.displayhook, list(sys.meta_path), list(sys.path), list(warnings.filters), warnings.showwarning,
-            list(logging.root.handlers), signal.getsignal(signal.SIGINT), threading.active_count(), atexit._ncallbacks())
+    return (sys.excepthook, sys.displayhook, list(sys.meta_path), list(sys.path), list(warnings.filters),
+            warnings.showwarning, list(logging.root.handlers), signal.getsignal(signal.SIGINT),
+            threading.active_count(), atexit._ncallbacks())
 before = state()
 import keelscope
 assert state() == before, [pair for pair in zip(before, state()) if pair[0] != pair[1]]
@@ -66,7 +67,7 @@ assert state() == before, [pair for pair in zip(before, state()) if pair[0] != p
 def test_layers():
     """The contracts of pyproject.toml: which package may import which."""
     lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
