@@ -64,6 +64,11 @@ class StepRecord:
     parameters: dict[int, ParameterRecord] = field(default_factory=dict)
 
     @property
+    def saw_forward(self) -> bool:
+        """Whether a module ran with gradients enabled."""
+        return any(call.grad_enabled for call in self.calls)
+
+    @property
     def saw_backward(self) -> bool:
         """Whether a gradient arrived."""
         return bool(self.parameters) or any(call.first_gradient() for call in self.calls)

@@ -104,10 +104,10 @@ class Recorder:
         self.parameters.detach()
         self._stance.close()
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """An optimizer is about to step; with a closure, forward and backward are still to come."""
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
-        self.parameters.before_step(optimizer)
+        self.parameters.before_step(optimizer, closure=closure)
 
     def take(self) -> Values:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
