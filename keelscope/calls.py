@@ -33,6 +33,11 @@ class CallRecord:
     leaves: dict[str, list[TermSlots]] = field(default_factory=dict)
     """Output leaf -> one entry per backward pass that reached it."""
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients were enabled, or a checkpointed region ran it again with gradients."""
+        return self.grad_enabled or self.recomputed
+
     def first_gradient(self) -> list[TermSlots]:
         """Gradient observations of the first output leaf that received any."""
         return next((events for events in self.leaves.values() if events), [])
@@ -66,7 +71,7 @@ class StepRecord:
     @property
     def saw_forward(self) -> bool:
         """Whether a module ran with gradients enabled."""
-        return any(call.grad_enabled for call in self.calls)
+        return any(call.differentiable for call in self.calls)
 
     @property
     def saw_backward(self) -> bool:

@@ -50,6 +50,8 @@ class ParameterHooks:
         self._step = StepRecord()
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
+        self.on_backward: Callable[[], None] = _ignore
+        """Called when a backward pass reaches the first parameter."""
         self.seconds = 0.0
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
@@ -157,6 +159,7 @@ class ParameterHooks:
         task = torch._C._current_graph_task_id()
         if task != self._task:  # a new backward pass, also after one that raised half-way
             self._task = task
+            self.on_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
         self._reached.add(i)
 
@@ -249,3 +252,7 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 def _always(_: Probe) -> bool:
     return True
+
+
+def _ignore() -> None:
+    """Nobody asked."""

@@ -122,6 +122,7 @@ class Watch:
         self._closed = False
         self._coverage: tuple[CoverageEntry, ...] = ()
         recorder.admits = self._admits
+        recorder.backward_begins = self._backward_begins
         self._begin_row()
 
     @property
@@ -268,6 +269,11 @@ class Watch:
         ):
             self._close_unseen_step()
         return True
+
+    def _backward_begins(self) -> None:
+        """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
+        if self._complete and not self._recorder.current.calls:
+            self._next_row()
 
     def _close_unseen_step(self) -> None:
         """Without optimizer and `step()`, a forward after a finished backward pass is the next step."""
