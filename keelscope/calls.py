@@ -33,6 +33,11 @@ class CallRecord:
     leaves: dict[str, list[TermSlots]] = field(default_factory=dict)
     """Output leaf -> one entry per backward pass that reached it."""
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether gradients were enabled, or a checkpointed region ran it again with gradients."""
+        return self.grad_enabled or self.recomputed
+
     def first_gradient(self) -> list[TermSlots]:
         """Gradient observations of the first output leaf that received any."""
         return next((events for events in self.leaves.values() if events), [])
@@ -62,6 +67,11 @@ class StepRecord:
     board: Board = field(default_factory=Board)
     calls: list[CallRecord] = field(default_factory=list)
     parameters: dict[int, ParameterRecord] = field(default_factory=dict)
+
+    @property
+    def saw_forward(self) -> bool:
+        """Whether a module ran with gradients enabled."""
+        return any(call.differentiable for call in self.calls)
 
     @property
     def saw_backward(self) -> bool:

@@ -47,6 +47,7 @@ class ModuleHooks:
         self._probes = [_fitting(watched.module, probes) for watched in modules]
         self._record_for = record_for
         self._handles = ExitStack()
+        self._on_leaves = ExitStack()
         self._inputs: dict[int, TermSlots] = {}
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
@@ -56,6 +57,10 @@ class ModuleHooks:
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
+
+    def begin(self) -> None:
+        """Start a step: hooks on tensors that outlive the one before are given back."""
+        self._on_leaves.close()
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
@@ -82,6 +87,7 @@ class ModuleHooks:
     def detach(self) -> None:
         """Give every handle back."""
         self._handles.close()
+        self._on_leaves.close()
         self.attached = False
 
     @contained
@@ -108,8 +114,8 @@ class ModuleHooks:
     def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
         if in_backward():
-            waiting = (call for call in step.calls if call.site == site and not call.tracked and not call.recomputed)
-            call = next(waiting, None)
+            known = reversed(step.calls)  # what ran last is recomputed first
+            call = next((c for c in known if c.site == site and not c.tracked and not c.recomputed), None)
             if call is not None:
                 call.recomputed = True
             return call
@@ -136,8 +142,12 @@ class ModuleHooks:
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
-                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept)
-                _hookable(tensor, inputs).register_hook(hook)
+                target = _hookable(tensor, inputs)
+                shape = None if target is tensor else (tensor.shape, tensor.stride())
+                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape)
+                handle = target.register_hook(hook)
+                if target.is_leaf:  # a parameter or an input that outlives the step
+                    self._on_leaves.callback(handle.remove)
                 kept = None
 
     @contained
@@ -188,12 +198,20 @@ class GradientHook:
     board: Board
     events: list[TermSlots]
     kept: KeptInput | None = None
+    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Size and strides of the output, where the hook sits on the tensor that the output is a view of."""
 
     def __call__(self, gradient: Tensor) -> None:
         """Measure the gradient; returning None leaves it as it is."""
         hooks, module = self.owner(), self.module()
         if hooks is not None and module is not None and hooks.attached:
-            hooks._after_backward(self, module, gradient)
+            hooks._after_backward(self, module, self._as_output(gradient))
+
+    def _as_output(self, gradient: Tensor) -> Tensor:
+        """The gradient in the shape of the module's output."""
+        if self.layout is None:
+            return gradient
+        return gradient.detach().contiguous().as_strided(*self.layout)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,6 +257,8 @@ def _hookable(tensor: Tensor, inputs: object) -> Tensor:
     # the graph past a hook set on the view, but not past one set on the base, which has the same entries.
     base = tensor._base
     if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
+        return tensor
+    if not base.is_contiguous():
         return tensor
     sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
     return tensor if id(base) in sources or not base.requires_grad else base

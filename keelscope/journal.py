@@ -44,6 +44,7 @@ class Journal:
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
         self._written = -1
+        self._late = False
         self._opened: Run | None = None
         self._start = time.monotonic()
         self._clock: dict[int, float] = {}
@@ -58,7 +59,10 @@ class Journal:
         return step <= self._written or name in self._scalars.get(step, {})
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Attach scalars to a step that is not yet written."""
+        """Attach scalars to a step; too late for one that is written, which warns."""
+        if step <= self._written:
+            self._warn_late(step, scalars)
+            return
         self._scalars.setdefault(step, {}).update(scalars)
         self._clock.setdefault(step, time.monotonic() - self._start)
 
@@ -119,6 +123,16 @@ class Journal:
         else:
             self._writer = RunWriter(self._path, layout, exists=self._exists)  # type: ignore[arg-type]
         return self._writer
+
+    def _warn_late(self, step: int, scalars: Mapping[str, float]) -> None:
+        if not self._late:
+            self._late = True
+            warnings.warn(
+                f"Scalars {sorted(scalars)} came after the row of step {step} was closed and are lost: log them "
+                "before looking at watch.run, watch.calls or watch.gradients.",
+                RecordingWarning,
+                stacklevel=4,
+            )
 
     def _warn_unknown(self, scalars: Mapping[str, float]) -> None:
         new = sorted(set(scalars) - set(self._known))

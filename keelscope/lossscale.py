@@ -1,12 +1,14 @@
 """The loss scale of mixed precision, so that gradients are recorded in units of the loss.
 
-`torch.amp.GradScaler` leaves no trace on the optimizer it serves. When gradients change between backward and step, the
-scaler that knows the optimizer is looked up once among the live objects; afterwards its scale is read on each step.
+`torch.amp.GradScaler` leaves no trace on the optimizer it serves. Its `step` calls the optimizer, so it is found among
+the callers; where the user unscales and steps by hand, the scaler that knows the optimizer is looked up once among the
+live objects.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 __all__ = ["LossScale"]
+
+_CALLERS = 24  # hooks, profiler, schedulers and wrappers lie between the scaler and the optimizer's hook
 
 
 class LossScale:
@@ -32,9 +36,12 @@ class LossScale:
 
         Args:
             optimizer: the optimizer about to step.
-            changed: whether gradients were rewritten since backward, which unscaling does.
+            changed: whether gradients were rewritten since backward, as unscaling and clipping do.
         """
-        if changed and not self._searched:
+        calling = _calling_scaler()
+        if calling is not None:
+            self._scaler = weakref.ref(calling)
+        elif changed and not self._searched:
             self._searched = True
             self._scaler = _scaler_of(optimizer)
         scaler = self._scaler() if self._scaler else None
@@ -47,6 +54,18 @@ class LossScale:
         """The scale of the closing step, and start the next one."""
         scale, self._current = self._current, None
         return 1.0 if scale is None else float(scale)
+
+
+def _calling_scaler() -> GradScaler | None:
+    """The scaler whose `step` is calling the optimizer."""
+    frame = sys._getframe(1)
+    for _ in range(_CALLERS):
+        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+            return frame.f_locals.get("self")
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return None
 
 
 def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:

@@ -50,6 +50,8 @@ class ParameterHooks:
         self._step = StepRecord()
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
+        self.on_backward: Callable[[], None] = _ignore
+        """Called when a backward pass reaches the first parameter."""
         self.seconds = 0.0
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
@@ -84,11 +86,16 @@ class ParameterHooks:
         self._states.clear()
 
     @contained
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Fix the gradient of the optimizer's parameters: what arrives later belongs to another loss."""
+    def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
+        """Fix the gradient of the optimizer's parameters: what arrives later belongs to another loss.
+
+        Args:
+            optimizer: about to step.
+            closure: whether the step itself runs forward and backward; gradients seen now are those of the step before.
+        """
         start = time.perf_counter()
         owned = list(self._of(optimizer))
-        with_gradient = [(i, parameter) for i, parameter in owned if parameter.grad is not None]
+        with_gradient = [(i, parameter) for i, parameter in owned if parameter.grad is not None and not closure]
         self._weigh(i for i, _ in owned)
         unseen = [(i, p) for i, p in with_gradient if not self._record(i).stepped and not self._record(i).accumulated]
         for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
@@ -104,6 +111,7 @@ class ParameterHooks:
         """Measure what the optimizer added."""
         start = time.perf_counter()
         for i, parameter in self._of(optimizer):
+            self._record(i).stepped |= parameter.grad is not None
             before = self._before.pop(i, None)
             if before is not None:
                 update = (parameter.detach() - before, before)
@@ -151,6 +159,7 @@ class ParameterHooks:
         task = torch._C._current_graph_task_id()
         if task != self._task:  # a new backward pass, also after one that raised half-way
             self._task = task
+            self.on_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
         self._reached.add(i)
 
@@ -243,3 +252,7 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 def _always(_: Probe) -> bool:
     return True
+
+
+def _ignore() -> None:
+    """Nobody asked."""

@@ -68,6 +68,9 @@ class Recorder:
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
         self.modules.on_module = self.parameters.attach_owner
+        self.parameters.on_backward = self._backward_begins
+        self.backward_begins: Callable[[], None] = _nothing
+        """Called when a backward pass reaches a parameter, before anything of it is recorded."""
         self.admits: Callable[[bool], bool] = _always
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
         self.current = StepRecord()
@@ -89,6 +92,7 @@ class Recorder:
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
         self.current, self.following = self.following, StepRecord()
+        self.modules.begin()
         self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
@@ -104,10 +108,10 @@ class Recorder:
         self.parameters.detach()
         self._stance.close()
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
+        """An optimizer is about to step; with a closure, forward and backward are still to come."""
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
-        self.parameters.before_step(optimizer)
+        self.parameters.before_step(optimizer, closure=closure)
 
     def take(self) -> Values:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
@@ -163,6 +167,9 @@ class Recorder:
         self.modules.seconds = self.parameters.seconds = 0.0
         return 1e3 * seconds
 
+    def _backward_begins(self) -> None:
+        self.backward_begins()
+
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
         if grad_enabled is not None and not self.admits(grad_enabled):
             return self.following
@@ -199,6 +206,10 @@ def total_norm(values: NDArray[np.float64]) -> float:
 
 def _always(_: bool) -> bool:
     return True
+
+
+def _nothing() -> None:
+    """Nobody asked."""
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -37,8 +37,8 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         Observations by site index; sites without one are absent.
     """
     calls = list(calls)
-    if any(call.grad_enabled for call in calls):
-        calls = [call for call in calls if call.grad_enabled]
+    if any(call.differentiable for call in calls):
+        calls = [call for call in calls if call.differentiable]
     found: dict[int, list[TermSlots]] = {}
     for call in calls:
         backward = tap in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}

@@ -11,33 +11,30 @@ forward ──▶ row k open ──optimizer step──▶ complete ──next f
 
 from __future__ import annotations
 
-import atexit
 import time
 import warnings
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope import openwatches
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
-from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
+from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
 from keelscope.journal import Journal, as_number
 from keelscope.layout import draw_layout, with_coverage
 from keelscope.probe import Probe, Tap, group_of, resolve_probes
 from keelscope.recorder import Recorder, Values, total_norm
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
-from keelscope.steps import StepClock, as_optimizers
+from keelscope.steps import ScalarPlaces, StepClock, as_optimizers
 from keelscope.store.reader import Run
 from keelscope.store.schema import CoverageEntry, RunLayout
 
 __all__ = ["Watch", "watch"]
-
-_open_watches: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Watch]] = weakref.WeakKeyDictionary()
 
 
 def watch(  # noqa: PLR0913 - the public interface: every option has a default and a name
@@ -109,13 +106,14 @@ class Watch:
         exists: str,
         config: Mapping[str, object],
     ) -> None:
-        _replace_open_watch(model, self)
+        self._leave = openwatches.enter(model, self)
         self._model: nn.Module | None = model
         self._recorder = recorder
         self._schedule = schedule
         self._title, self._config = path, config
         self._journal = Journal(path, exists, self._layout)
         self._clock = StepClock(optimizers, self._before_step, self._after_step)
+        self._places = ScalarPlaces()
         self._explicit = bool(optimizers)
         self._optimizers = optimizers
         self._step = 0
@@ -124,8 +122,7 @@ class Watch:
         self._closed = False
         self._coverage: tuple[CoverageEntry, ...] = ()
         recorder.admits = self._admits
-        self._at_exit = weakref.WeakMethod(self.close)
-        atexit.register(_close_at_exit, self._at_exit)
+        recorder.backward_begins = self._backward_begins
         self._begin_row()
 
     @property
@@ -162,7 +159,7 @@ class Watch:
             return
         self._explicit = True
         if self._complete:
-            self._close_row()
+            self._next_row()
         self._clock.tick()
         self._end_step()
 
@@ -176,11 +173,8 @@ class Watch:
             UsageError: if a value is not one number, or a name is no identifier.
         """
         numbers = {name: as_number(name, value) for name, value in scalars.items()}
-        begun = self._recording and not self._complete and bool(self._recorder.current.calls)
         for name, number in numbers.items():
-            last = self._clock.completed - 1
-            running = last < 0 or begun or self._journal.has(last, name)
-            self._journal.log(self._clock.completed if running else last, {name: number})
+            self._journal.log(self._places.of(name, self._clock.completed, self._begun()), {name: number})
 
     def close(self) -> None:
         """Write the last row, take every hook off the model and close the file. Safe to call twice."""
@@ -194,12 +188,16 @@ class Watch:
     ) -> None:
         self._close(keep_open_row=kind is None)
 
+    def _begun(self) -> bool | None:
+        """Whether the running step has had a forward; None where no hook would have seen it."""
+        watching = self._recording and (not self._complete or self._schedule.records(self._clock.completed))
+        seen = bool(self._recorder.current.calls) or self._recorder.current.saw_backward
+        return (seen and not self._complete) if watching and seen else None
+
     def _settle(self) -> None:
         """Close the row of a step that is complete, and be ready for the next."""
         if self._complete and not self._closed:
-            self._close_row()
-            if self._schedule.records(self._clock.completed):
-                self._begin_row()
+            self._next_row()
 
     def _close(self, *, keep_open_row: bool) -> None:
         if self._closed:
@@ -208,7 +206,7 @@ class Watch:
             self._finish(keep_open_row=keep_open_row)
         finally:
             self._closed = True
-            atexit.unregister(self._at_exit)
+            self._leave()
             self._coverage = self._recorder.coverage()
             self._clock.close()
             self._recorder.pause()
@@ -218,11 +216,15 @@ class Watch:
             self._model = None
 
     def _finish(self, *, keep_open_row: bool) -> None:
-        worth = self._complete or (
-            keep_open_row and (self._recorder.current.saw_backward or bool(self._recorder.current.calls))
-        )
-        if self._recording and worth:
+        open_row = self._recorder.current
+        evaluated = not self._clock.completed and bool(open_row.calls)  # a model that only runs forward
+        worth = keep_open_row and (open_row.saw_backward or open_row.saw_forward or evaluated)
+        if self._recording and (self._complete or worth):
             self._close_row()
+
+    def _next_row(self) -> None:
+        self._close_row()
+        self._begin_row()
 
     def _begin_row(self) -> None:
         self._step = self._clock.completed
@@ -259,8 +261,7 @@ class Watch:
         if not grad_enabled:
             return not self._complete
         if self._complete:
-            self._close_row()
-            self._begin_row()
+            self._next_row()
         elif (
             not self._explicit
             and self._recorder.current.saw_backward
@@ -268,6 +269,11 @@ class Watch:
         ):
             self._close_unseen_step()
         return True
+
+    def _backward_begins(self) -> None:
+        """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
+        if self._complete and not self._recorder.current.calls:
+            self._next_row()
 
     def _close_unseen_step(self) -> None:
         """Without optimizer and `step()`, a forward after a finished backward pass is the next step."""
@@ -282,11 +288,11 @@ class Watch:
         self._begin_row()
 
     @contained
-    def _before_step(self, optimizer: Optimizer) -> None:
+    def _before_step(self, optimizer: Optimizer, closure: bool) -> None:
         if self._complete and not self._clock.partial:
-            self._close_row()
-        elif self._recording:
-            self._recorder.before_step(optimizer)
+            self._next_row()
+        if self._recording and not self._complete:
+            self._recorder.before_step(optimizer, closure=closure)
 
     @contained
     def _after_step(self, optimizer: Optimizer, done: bool) -> None:
@@ -322,26 +328,5 @@ class Watch:
         return with_coverage(layout, scalars, self._recorder.coverage())
 
 
-def _close_at_exit(close: weakref.WeakMethod[Callable[[], None]]) -> None:
-    method = close()
-    if method is not None:
-        method()
-
-
 def _admits_nothing(_: bool) -> bool:
     return False
-
-
-def _replace_open_watch(model: nn.Module, new: Watch) -> None:
-    """One watch per model: a notebook cell that runs twice must not count twice."""
-    previous = _open_watches.get(model)
-    old = previous() if previous else None
-    if old is not None and not old._closed:
-        warnings.warn(
-            "This model was already watched; the earlier watch is closed and its rows are kept. Call close() on it, or "
-            "use `with watch(...)`, to end a watch yourself.",
-            RecordingWarning,
-            stacklevel=5,
-        )
-        old.close()
-    _open_watches[model] = weakref.ref(new)

@@ -5,13 +5,13 @@ With several optimizers (a GAN, one optimizer per parameter) a step is complete 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch.optim import Optimizer
 
 from keelscope.errors import UsageError
 
-__all__ = ["StepClock", "as_optimizers"]
+__all__ = ["ScalarPlaces", "StepClock", "as_optimizers"]
 
 
 def as_optimizers(optimizer: object) -> tuple[Optimizer, ...]:
@@ -42,12 +42,18 @@ def _as_optimizer(candidate: object) -> Optimizer:
 
 
 class StepClock:
-    """Counts completed steps, and tells when each optimizer is about to step and has stepped."""
+    """Counts completed steps, and tells when each optimizer is about to step and has stepped.
+
+    Args:
+        optimizers: those that make a step together.
+        before: called with an optimizer about to step, and whether forward and backward are still to come (a closure).
+        after: called with an optimizer that has stepped, and whether that completes the step.
+    """
 
     def __init__(
         self,
         optimizers: tuple[Optimizer, ...],
-        before: Callable[[Optimizer], None],
+        before: Callable[[Optimizer, bool], None],
         after: Callable[[Optimizer, bool], None],
     ) -> None:
         self.completed = 0
@@ -56,7 +62,9 @@ class StepClock:
         self._after = after
         self._handles = []
         for optimizer in optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(lambda opt, *_: before(opt)))
+            self._handles.append(
+                optimizer.register_step_pre_hook(lambda opt, args, kwargs: before(opt, _has_closure(args, kwargs)))
+            )
             self._handles.append(optimizer.register_step_post_hook(lambda opt, *_: self._note(opt)))
 
     @property
@@ -80,3 +88,33 @@ class StepClock:
         if done:
             self.tick()
         self._after(optimizer, done)
+
+
+def _has_closure(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Whether ``optimizer.step(closure)`` will run forward and backward itself (LBFGS, Lightning)."""
+    return callable(kwargs.get("closure")) or any(callable(argument) for argument in args[1:])
+
+
+class ScalarPlaces:
+    """The step that a logged number belongs to: the last completed one, or the running one.
+
+    On recorded steps that is seen. On the others it is as it was for the same name when it last was seen.
+    """
+
+    def __init__(self) -> None:
+        self._early: set[str] = set()
+
+    def of(self, name: str, completed: int, begun: bool | None) -> int:
+        """The step of a number logged now.
+
+        Args:
+            name: its name.
+            completed: number of completed steps.
+            begun: whether the running step has had a forward; None where that is not seen.
+
+        Returns:
+            Step number from 0.
+        """
+        if begun is not None:
+            (self._early.add if begun else self._early.discard)(name)
+        return completed if completed == 0 or name in self._early else completed - 1
