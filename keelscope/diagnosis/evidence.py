@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.analysis.dynamics import median_over_steps
-from keelscope.analysis.profile import DepthProfile, depth_profile
+from keelscope.analysis.profile import MIN_LAYERS, DepthProfile, depth_profile
 from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
 from keelscope.errors import UnknownNameError
 from keelscope.store.schema import Site
@@ -58,6 +58,7 @@ class Evidence:
         run: the run.
         step: the reported step.
         steps: ``[recent]``, the recorded steps whose median the profiles show.
+        kept: results that several rules share, by a name that starts with that of the module that makes them.
     """
 
     def __init__(self, run: Run, *, step: int = -1, recent: int = RECENT_STEPS) -> None:
@@ -66,6 +67,7 @@ class Evidence:
         self.step = _chosen_step(recorded, step)
         self.steps = recorded[recorded <= self.step][-recent:]
         self._recorded = recorded
+        self.kept: dict[str, object] = {}
         self._medians: dict[str, NDArray[np.float64] | None] = {}
 
     @cached_property
@@ -207,6 +209,14 @@ class Evidence:
         """The depth profiles that can be drawn, by series: output gradient, late tokens, parameter gradient."""
         found = (self._output_profile(), self._late_profile(), self._parameter_profile())
         return {profile.key: profile for profile in found if profile is not None and profile.shape.observed}
+
+    @property
+    def judged(self) -> tuple[NamedProfile, ...]:
+        """The profiles that a verdict may rest on: counted, with enough layers, and with a slope."""
+        profiles = self.profiles.values()
+        return tuple(
+            p for p in profiles if p.counted and p.shape.observed >= MIN_LAYERS and not np.isnan(p.shape.total)
+        )
 
     @property
     def gradient(self) -> NamedProfile | None:

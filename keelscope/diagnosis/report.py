@@ -45,8 +45,8 @@ class Report(Diagnosis):
         """The report as JSON values.
 
         Keys: ``format``, ``title``, ``model``, ``n_parameters``, ``step``, ``steps``, ``headline``, ``sentence``,
-        ``decided_by``, ``depth`` (unit, length, layers, stack), ``profiles`` (by series: slope, total, span, flatness,
-        knee, levels, ...), ``findings``, ``layers``, ``coverage`` (entries by status) and ``notes``. A number that was
+        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series: slope,
+        total, span, flatness, knee, levels along these paths, ...), ``findings``, ``layers``, ``coverage`` (entries by status) and ``notes``. A number that was
         not observed is null; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
         Returns:
@@ -68,6 +68,8 @@ class Report(Diagnosis):
                 "length": axis.length,
                 "layers": len(axis),
                 "stack": axis.stack.path if axis.stack is not None else None,
+                "paths": [site.path for site in axis.sites],
+                "values": axis.depth.tolist(),
             },
             "profiles": {key: _profile(profile, self) for key, profile in self.profiles.items()},
             "findings": [_finding(finding) for finding in self.findings],
@@ -290,9 +292,7 @@ def _profile(profile: NamedProfile, report: Diagnosis) -> Json:
             "upper": report.axis.sites[knee.upper].path,
             "change": knee.change,
         },
-        "depth": shape.depth.tolist(),
         "levels": [_known(level) for level in shape.levels.tolist()],
-        "paths": [site.path for site in report.axis.sites],
     }
 
 

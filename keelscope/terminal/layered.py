@@ -100,7 +100,7 @@ def _chart(profile: NamedProfile, report: Diagnosis, width: int) -> RenderableTy
     room = max(10, min(width - 14, 120))
     lines = columns(levels, room, _CHART_ROWS)
     ticks = {0: number(10.0**scale.high), _CHART_ROWS - 1: number(10.0**scale.low)}
-    text = Text(f"{profile.title} over depth (log10)\n", style="bold")
+    text = Text.assemble((f"{profile.title} over depth (log10)\n", "bold"))
     style = WORD_STYLE[report.headline]
     for row, line in enumerate(lines):
         text.append(f"{ticks.get(row, ''):>10} ┤", style="dim")

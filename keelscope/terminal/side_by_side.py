@@ -69,11 +69,12 @@ def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
     for title in comparison.titles:
         table.add_column(f"{title}\n{heading}", no_wrap=True, overflow="ellipsis", min_width=min(cell, numbers))
     scale = Scale.over([shown for b in range(len(labels)) for shown in _shown(comparison, b)])
+    styles = [WORD_STYLE[report.headline] for report in comparison.reports]
     for b, label in enumerate(labels):
         cells = []
         for r, drawn in enumerate(_shown(comparison, b)):
             text = Text(_values(comparison, r, b, both=both))
-            text.append(f" {bar(drawn, scale, bars)}" if bars else "", style="cyan")
+            text.append(f" {bar(drawn, scale, bars)}" if bars else "", style=styles[r])
             cells.append(text)
         table.add_row(label, *cells)
     return Padding(table, (1, 0, 0, 1))

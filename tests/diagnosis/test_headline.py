@@ -113,6 +113,7 @@ def test_a_step_that_the_loss_scaler_skipped_is_its_normal_work(make_run):
 
 
 def test_few_layers(make_run):
+    assert diagnose(make_run([1e-9, 1e-5, 1.0])).findings == ()
     assert diagnose(make_run(np.ones(3))).sentence == (
         "Found 3 layers with a gradient; a slope over depth needs at least 4."
     )
