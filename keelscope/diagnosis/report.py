@@ -45,9 +45,10 @@ class Report(Diagnosis):
         """The report as JSON values.
 
         Keys: ``format``, ``title``, ``model``, ``n_parameters``, ``step``, ``steps``, ``headline``, ``sentence``,
-        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series: slope,
-        total, span, flatness, knee, levels along these paths, ...), ``findings``, ``layers``, ``coverage`` (entries by status) and ``notes``. A number that was
-        not observed is null; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series:
+        slope, total, span, flatness, knee, levels along those paths, ...), ``findings``, ``layers``, ``coverage``
+        (entries by status) and ``notes``. A number that was not observed is null; NaN and infinities are the strings
+        ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
         Returns:
             Dictionaries, lists, strings, numbers and None only.
