@@ -38,7 +38,9 @@ def comparison_view(comparison: SideBySide, console: Console, *, width: int | No
     free = width or console.width
     verdicts = _verdicts(comparison, free)
     table = _depth_table(comparison, free)
-    return Encodable(Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1))))
+    return Encodable(
+        Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1), expand=False))
+    )
 
 
 def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
@@ -52,7 +54,7 @@ def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
         line = sparkline(levels, min(32, room)) if room >= _SHORTEST_LINE else ""
         word = Text(report.headline, style=f"bold {style}")
         table.add_row(Text(title, style="bold"), word, Text(line, style=style), f"S {report.total}", Text(named, "dim"))
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
@@ -77,7 +79,7 @@ def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
             text.append(f" {bar(drawn, scale, bars)}" if bars else "", style=styles[r])
             cells.append(text)
         table.add_row(label, *cells)
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _shown(comparison: SideBySide, b: int) -> list[float]:
