@@ -26,6 +26,7 @@ def make_run(
     stack=True,
     groups=tuple(GROUPS),
     coverage=(),
+    size=lambda i: 20,
     scalars=None,
     title="run",
     edit=None,
@@ -42,6 +43,7 @@ def make_run(
         stack: False for a chain of modules that is no stack.
         groups: which are recorded.
         coverage: the table.
+        size: number of parameters of layer i, four fifths of them in the weight.
         scalars: name -> ``[step]``.
         title: title of the run.
         edit: called with (step index, values, observed) before a row is recorded, to change it.
@@ -51,7 +53,7 @@ def make_run(
     """
     table = np.atleast_2d(np.asarray(gradient, dtype=float))
     steps, n = table.shape
-    sites = _sites(n, stack=stack)
+    sites = _sites(n, size, stack=stack)
     found = (Stack("layers", "Block", n, sublayers, main=True),) if stack else ()
     specs = tuple(GroupSpec(g, tuple(StatisticSpec(s, "1", s) for s in GROUPS[g]), sites[g]) for g in groups)
     info = RunInfo(title, "id", "2026-01-01T00:00:00+00:00", "Model", 12345, "cpu", "torch 2", 0, found)
@@ -76,15 +78,15 @@ def _spread(values, table, default):
     return np.broadcast_to(np.asarray(default if values is None else values, dtype=float), table.shape)
 
 
-def _sites(n, *, stack):
+def _sites(n, size, *, stack):
     place = (lambda i: ("layers", i)) if stack else (lambda i: ("", -1))
     role = "layer" if stack else "other"
     kind = "Block" if stack else "Linear"
-    layers = [Site(f"layers.{i}", kind, role, *place(i), numel=0 if stack else 20) for i in range(n)]
+    layers = [Site(f"layers.{i}", kind, role, *place(i), numel=0 if stack else size(i)) for i in range(n)]
     owned = [
-        Site(f"layers.{i}.{name}", "Parameter", "parameter", *place(i), numel=size)
+        Site(f"layers.{i}.{name}", "Parameter", "parameter", *place(i), numel=round(share * size(i)))
         for i in range(n)
-        for name, size in (("weight", 16), ("bias", 4))
+        for name, share in (("weight", 0.8), ("bias", 0.2))
     ]
     ends = ([Site("embedding", "Embedding", numel=64)], [Site("head", "Linear", numel=64)]) if stack else ([], [])
     ends_owned = [[Site(f"{s.path}.weight", "Parameter", "parameter", numel=64) for s in end] for end in ends]

@@ -63,11 +63,6 @@ class DepthAxis:
         return float(self.per_layer * (self.stack.length if self.stack is not None else len(self.sites)))
 
     @property
-    def alike(self) -> bool:
-        """Whether all layers have outputs of one size, so that RMS compares them; else norms do."""
-        return self.stack is not None and "," not in self.stack.path
-
-    @property
     def first_block(self) -> int:
         """Layers of the first block (two sub-layers), which some schemes treat differently by design."""
         return 0 if self.stack is None else max(1, 2 // self.per_layer)
@@ -90,10 +85,18 @@ def depth_axis(run: Run) -> DepthAxis:
     """
     rows = row_sites(run)
     stack = _main_stack(run)
-    entries = [site for site in rows if stack is not None and site.role == "layer" and site.stack == stack.path]
+    entries = [] if stack is None else _entries(rows, stack, run.info.stacks)
     if len(entries) >= MIN_LAYERS or (entries and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
     return DepthAxis(rows, None)
+
+
+def _entries(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
+    """The entries of a stack; where one container holds several stacks, by class."""
+    entries = [site for site in rows if site.role == "layer" and site.stack == stack.path]
+    if sum(other.path == stack.path for other in stacks) > 1:
+        entries = [site for site in entries if site.kind in stack.kind.split("/")]
+    return entries
 
 
 def _main_stack(run: Run) -> Stack | None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.analysis.dynamics import median_over_steps
-from keelscope.analysis.profile import DepthProfile, depth_profile
+from keelscope.analysis.profile import MIN_LAYERS, DepthProfile, depth_profile
 from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
 from keelscope.errors import UnknownNameError
 from keelscope.store.schema import Site
@@ -33,6 +33,7 @@ LATE_TOKENS = "gradients/late_token_level"
 PARAMETER_GRADIENT = "parameter_gradients/norm"
 
 _BLOCK = 1 << 22  # values read at once: 32 MB
+_SIZE_TREND = 0.5  # decades by which the layers' parameter counts may drift over depth before norms stop comparing
 _LATE_ZEROS = 0.1  # share of late tokens without gradient above which the late-token profile says nothing
 
 
@@ -58,6 +59,7 @@ class Evidence:
         run: the run.
         step: the reported step.
         steps: ``[recent]``, the recorded steps whose median the profiles show.
+        kept: results that several rules share, by a name that starts with that of the module that makes them.
     """
 
     def __init__(self, run: Run, *, step: int = -1, recent: int = RECENT_STEPS) -> None:
@@ -66,6 +68,7 @@ class Evidence:
         self.step = _chosen_step(recorded, step)
         self.steps = recorded[recorded <= self.step][-recent:]
         self._recorded = recorded
+        self.kept: dict[str, object] = {}
         self._medians: dict[str, NDArray[np.float64] | None] = {}
 
     @cached_property
@@ -209,14 +212,22 @@ class Evidence:
         return {profile.key: profile for profile in found if profile is not None and profile.shape.observed}
 
     @property
+    def judged(self) -> tuple[NamedProfile, ...]:
+        """The profiles that a verdict may rest on: counted, with enough layers, and with a slope."""
+        profiles = self.profiles.values()
+        return tuple(
+            p for p in profiles if p.counted and p.shape.observed >= MIN_LAYERS and not np.isnan(p.shape.total)
+        )
+
+    @property
     def gradient(self) -> NamedProfile | None:
         """The whole-tensor output-gradient profile; the parameter-gradient one where outputs were not watched."""
         first = (key for key in self.profiles if key != LATE_TOKENS)
         return next((self.profiles[key] for key in first), None)
 
     def _output_profile(self) -> NamedProfile:
-        alike = self.axis.alike or "gradients/norm" not in self.run
-        key, title = (OUTPUT_GRADIENT, "gradient RMS") if alike else ("gradients/norm", "gradient norm")
+        by_size = self.axis.stack is None and "gradients/norm" in self.run  # unlike modules: RMS would show their size
+        key, title = ("gradients/norm", "gradient norm") if by_size else (OUTPUT_GRADIENT, "gradient RMS")
         shape = self._shape(self.on_axis(key))
         return NamedProfile(key, title, shape, remark=_floor_remark(title, shape))
 
@@ -241,11 +252,23 @@ class Evidence:
             return None
         norms = self.by_owner(PARAMETER_GRADIENT, self.axis.sites, medians, ~np.isnan(medians))
         shape = self._shape(norms)
+        sizes = self._layer_sizes()
+        trend = self._shape(sizes).total
+        if abs(trend) > _SIZE_TREND and np.isfinite(self.on_axis(OUTPUT_GRADIENT)).any():
+            usable = sizes[np.isfinite(sizes)]
+            grown = f"layers hold {usable[0]:,.0f} parameters at the input end and {usable[-1]:,.0f} at the output end"
+            remark = f"The {title} is not counted: {grown}, so norms do not compare."
+            return NamedProfile(PARAMETER_GRADIENT, title, shape, counted=False, remark=remark)
         return NamedProfile(PARAMETER_GRADIENT, title, shape, remark=_floor_remark(title, shape))
+
+    def _layer_sizes(self) -> NDArray[np.float64]:
+        """Number of parameter entries of each layer ``[layer]``; NaN where it is not known."""
+        roots = np.sqrt([float(site.numel) for site in self.sites(PARAMETER_GRADIENT)])
+        return self.by_owner(PARAMETER_GRADIENT, self.axis.sites, roots, roots > 0) ** 2
 
     def _shape(self, values: NDArray[np.float64]) -> DepthProfile:
         axis = self.axis
-        roles = () if axis.alike else [site.kind for site in axis.sites]
+        roles = [site.kind for site in axis.sites]
         return depth_profile(values, axis.depth, length=axis.length, roles=roles, skip=axis.first_block)
 
 

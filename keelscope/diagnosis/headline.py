@@ -126,11 +126,11 @@ def _dead(evidence: Evidence) -> Headline | None:
 
 
 def _sloped(evidence: Evidence) -> Headline:
-    counted = [p for p in evidence.profiles.values() if p.counted and not np.isnan(p.shape.total)]
-    if not counted:
+    judged = evidence.judged
+    if not judged:
         return Headline("not enough data", "The recorded gradients leave too few layers for a slope over depth.")
-    worst = max(counted, key=_gravity)
-    return Headline(word_of(worst.shape.total), _sentence(evidence, worst, counted), worst.key)
+    worst = max(judged, key=_gravity)
+    return Headline(word_of(worst.shape.total), _sentence(evidence, worst, judged), worst.key)
 
 
 def _gravity(profile: NamedProfile) -> tuple[int, float]:
@@ -140,7 +140,7 @@ def _gravity(profile: NamedProfile) -> tuple[int, float]:
     return rank, round(abs(profile.shape.total), 1) if rank else 0.0
 
 
-def _sentence(evidence: Evidence, worst: NamedProfile, counted: list[NamedProfile]) -> str:
+def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfile, ...]) -> str:
     shape, unit = worst.shape, evidence.axis.unit
     over = f"over {count(shape.length, unit)}"
     change = times(-shape.total)
@@ -148,5 +148,5 @@ def _sentence(evidence: Evidence, worst: NamedProfile, counted: list[NamedProfil
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
     text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_of(shape.total)]} from output to input: "
     text += f"{change} {over}, slope {slope}, S = {decades(shape.total)} decades"
-    others = [f"{p.title} {decades(p.shape.total)}" for p in counted if p is not worst]
+    others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."

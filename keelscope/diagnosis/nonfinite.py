@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,14 @@ def nonfinite_history(evidence: Evidence, group: str) -> NonfiniteHistory | None
     Returns:
         The flags; None if the run does not hold the group.
     """
+    name = f"nonfinite {group}"
+    if name not in evidence.kept:
+        evidence.kept[name] = _scan(evidence, group)
+    return cast("NonfiniteHistory | None", evidence.kept[name])
+
+
+def _scan(evidence: Evidence, group: str) -> NonfiniteHistory | None:
+    """All rows up to the reported step, block by block."""
     counted = f"{group}/nonfinite_count" in evidence.run
     key = f"{group}/nonfinite_count" if counted else f"{group}/norm"
     flags: list[NDArray[np.bool_]] = []

@@ -7,30 +7,22 @@ The HTML page with plots comes from a package of the entry point group ``keelsco
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins, tables
 from keelscope.diagnosis.comparison import SideBySide
+from keelscope.diagnosis.plain import plain_values
 from keelscope.diagnosis.record import Diagnosis
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-    from keelscope.diagnosis.evidence import NamedProfile
-    from keelscope.diagnosis.finding import Finding
-    from keelscope.diagnosis.layers import Layer
     from keelscope.store.reader import Run
 
-__all__ = ["JSON_FORMAT", "Comparison", "Report", "compare", "diagnose"]
-
-JSON_FORMAT = 1
-"""Raised when a key of `Report.to_dict` changes its meaning or goes away."""
-
-Json = dict[str, object]
+__all__ = ["Comparison", "Report", "compare", "diagnose"]
 
 
 class Report(Diagnosis):
@@ -41,46 +33,19 @@ class Report(Diagnosis):
 
     __slots__ = ()
 
-    def to_dict(self) -> Json:
+    def to_dict(self) -> dict[str, object]:
         """The report as JSON values.
 
         Keys: ``format``, ``title``, ``model``, ``n_parameters``, ``step``, ``steps``, ``headline``, ``sentence``,
-        ``decided_by``, ``depth`` (unit, length, layers, stack), ``profiles`` (by series: slope, total, span, flatness,
-        knee, levels, ...), ``findings``, ``layers``, ``coverage`` (entries by status) and ``notes``. A number that was
-        not observed is null; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series:
+        slope, total, span, flatness, knee, levels along those paths, ...), ``findings``, ``layers``, ``coverage``
+        (entries by status) and ``notes``. A number that was not observed is null; NaN and infinities are the strings
+        ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
         Returns:
             Dictionaries, lists, strings, numbers and None only.
         """
-        info, axis = self.run.info, self.axis
-        return {
-            "format": JSON_FORMAT,
-            "title": self.title,
-            "model": info.model_class,
-            "n_parameters": info.n_parameters,
-            "step": self.step if self.steps else None,
-            "steps": list(self.steps),
-            "headline": self.headline,
-            "sentence": self.sentence,
-            "decided_by": self.verdict.decided_by or None,
-            "depth": {
-                "unit": axis.unit,
-                "length": axis.length,
-                "layers": len(axis),
-                "stack": axis.stack.path if axis.stack is not None else None,
-            },
-            "profiles": {key: _profile(profile, self) for key, profile in self.profiles.items()},
-            "findings": [_finding(finding) for finding in self.findings],
-            "layers": [_layer(layer) for layer in self.layers],
-            "coverage": self._coverage(),
-            "notes": list(self.notes),
-        }
-
-    def _coverage(self) -> Json:
-        counts: dict[str, int] = {}
-        for entry in self.run.coverage:
-            counts[entry.status] = counts.get(entry.status, 0) + 1
-        return dict(counts)
+        return plain_values(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
         """`to_dict` as strict JSON text.
@@ -256,71 +221,3 @@ def compare(*runs: Report | Run | Sequence[Report | Run], bins: int = 16) -> Com
     """
     flat = [run for item in runs for run in (item if isinstance(item, Sequence) else [item])]
     return Comparison.of([run if isinstance(run, Report) else Report.of(run) for run in flat], bins=bins)
-
-
-def _safe(value: float | None) -> float | str | None:
-    """A number that strict JSON can hold."""
-    if value is None or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _profile(profile: NamedProfile, report: Diagnosis) -> Json:
-    shape = profile.shape
-    knee = shape.knee
-    return {
-        "title": profile.title,
-        "counted": profile.counted,
-        "slope": _known(shape.slope),
-        "total": _known(shape.total),
-        "span": _known(shape.span),
-        "flatness": _known(shape.flatness),
-        "fitted": shape.fitted,
-        "observed": shape.observed,
-        "zeros": shape.zeros,
-        "floored": shape.floored,
-        "knee": None
-        if knee is None
-        else {
-            "lower": report.axis.sites[knee.lower].path,
-            "upper": report.axis.sites[knee.upper].path,
-            "change": knee.change,
-        },
-        "depth": shape.depth.tolist(),
-        "levels": [_known(level) for level in shape.levels.tolist()],
-        "paths": [site.path for site in report.axis.sites],
-    }
-
-
-def _finding(finding: Finding) -> Json:
-    return {
-        "rule": finding.rule,
-        "severity": finding.severity.label,
-        "statement": finding.statement,
-        "sites": list(finding.sites),
-        "steps": None if finding.steps is None else list(finding.steps),
-        "value": _known(finding.value),
-        "threshold": _known(finding.threshold),
-        "remedy": finding.remedy,
-    }
-
-
-def _layer(layer: Layer) -> Json:
-    return {
-        "path": layer.path,
-        "kind": layer.kind,
-        "role": layer.role,
-        "stack": layer.stack or None,
-        "depth": layer.depth,
-        "output_variance": _safe(layer.output_variance),
-        "gradient_rms": _safe(layer.gradient_rms),
-        "late_token_gradient": _safe(layer.late_token_gradient),
-        "ratio": _safe(layer.ratio),
-        "parameter_gradient_norm": _safe(layer.parameter_gradient_norm),
-        "weight_norm": _safe(layer.weight_norm),
-        "tied_to": layer.tied_to or None,
-    }

@@ -76,7 +76,7 @@ def report_view(
             _other_profiles(report, columns_free),
         ]
     parts += [_finding_lines(report), _layer_table(report, columns_free, unfold=unfold)]
-    parts.append(Padding(Text("\n".join(report.notes), style="dim"), (1, 0, 0, 1)))
+    parts.append(Padding(Text("\n".join(report.notes), style="dim"), (1, 0, 0, 1), expand=False))
     return Encodable(Group(*parts))
 
 
@@ -100,7 +100,7 @@ def _chart(profile: NamedProfile, report: Diagnosis, width: int) -> RenderableTy
     room = max(10, min(width - 14, 120))
     lines = columns(levels, room, _CHART_ROWS)
     ticks = {0: number(10.0**scale.high), _CHART_ROWS - 1: number(10.0**scale.low)}
-    text = Text(f"{profile.title} over depth (log10)\n", style="bold")
+    text = Text.assemble((f"{profile.title} over depth (log10)\n", "bold"))
     style = WORD_STYLE[report.headline]
     for row, line in enumerate(lines):
         text.append(f"{ticks.get(row, ''):>10} ┤", style="dim")
@@ -110,7 +110,7 @@ def _chart(profile: NamedProfile, report: Diagnosis, width: int) -> RenderableTy
     left, right = "input", f"{count(length, unit)}, output"
     gap = "─" * max(1, drawn - len(left) - len(right) - 2)
     text.append(f"{'':>10} └{left} {gap} {right}", style="dim")
-    return Padding(text, (1, 0, 0, 1))
+    return Padding(text, (1, 0, 0, 1), expand=False)
 
 
 def _other_profiles(report: Diagnosis, width: int) -> RenderableType:
@@ -122,12 +122,12 @@ def _other_profiles(report: Diagnosis, width: int) -> RenderableType:
         line = sparkline(profile.shape.levels, max(8, min(width - 70, 40)))
         figures = f"S {decades(profile.shape.total)}, span {number(profile.shape.span)} decades"
         table.add_row(profile.title, Text(line, style="cyan"), figures if profile.counted else "not counted")
-    return Padding(table, (1, 0, 0, 1)) if table.row_count else Text("")
+    return Padding(table, (1, 0, 0, 1), expand=False) if table.row_count else Text("")
 
 
 def _finding_lines(report: Diagnosis) -> RenderableType:
     if not report.findings:
-        return Padding(Text("No findings.", style="dim"), (1, 0, 0, 1))
+        return Padding(Text("No findings.", style="dim"), (1, 0, 0, 1), expand=False)
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
@@ -137,7 +137,7 @@ def _finding_lines(report: Diagnosis) -> RenderableType:
         if finding.remedy:
             text.append(f"\n{finding.remedy}", style="dim")
         table.add_row(_label(finding.severity), Text(finding.rule, style="bold"), text)
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _label(severity: Severity) -> Text:
@@ -164,7 +164,7 @@ def _layer_table(report: Diagnosis, width: int, *, unfold: bool) -> RenderableTy
             continue
         cells = [Text(_short(path_of(row), room)) if c.name == "path" else c.text(row) for c in shown]
         table.add_row(*cells, Text(bar(_level(row, drawn), scale, BAR), style="cyan"))
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _fitting(report: Diagnosis, width: int, room: int) -> list[Column]:

@@ -40,19 +40,34 @@ def frame() -> Table:
 
 @dataclass(frozen=True, slots=True)
 class Encodable:
-    """A view whose text any stream can take: on one that is not UTF-8, frames, blocks and dashes become ASCII."""
+    """A view whose text any stream can take.
+
+    Lines end without spaces; on a stream that is not UTF-8, frames, blocks and dashes become ASCII.
+    """
 
     view: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        if not options.ascii_only:
-            yield from console.render(self.view, options)
-            return
         unicode = options.copy()
         unicode.encoding = "utf-8"
-        for segment in console.render(self.view, unicode):
-            text = segment.text.translate(_ASCII).encode("ascii", "replace").decode()
-            yield Segment(text, segment.style, segment.control)
+        for line in Segment.split_lines(console.render(self.view, unicode)):
+            for segment in _without_end(line):
+                text = segment.text
+                if options.ascii_only:
+                    text = text.translate(_ASCII).encode("ascii", "replace").decode()
+                yield Segment(text, segment.style, segment.control)
+            yield Segment.line()
+
+
+def _without_end(line: list[Segment]) -> list[Segment]:
+    """A line without the spaces at its end."""
+    kept = list(line)
+    while kept and not kept[-1].text.strip(" "):
+        kept.pop()
+    if kept:
+        last = kept[-1]
+        kept[-1] = Segment(last.text.rstrip(" "), last.style, last.control)
+    return kept
 
 
 _ASCII = str.maketrans(

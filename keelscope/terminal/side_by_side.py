@@ -38,7 +38,9 @@ def comparison_view(comparison: SideBySide, console: Console, *, width: int | No
     free = width or console.width
     verdicts = _verdicts(comparison, free)
     table = _depth_table(comparison, free)
-    return Encodable(Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1))))
+    return Encodable(
+        Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1), expand=False))
+    )
 
 
 def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
@@ -52,7 +54,7 @@ def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
         line = sparkline(levels, min(32, room)) if room >= _SHORTEST_LINE else ""
         word = Text(report.headline, style=f"bold {style}")
         table.add_row(Text(title, style="bold"), word, Text(line, style=style), f"S {report.total}", Text(named, "dim"))
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
@@ -69,14 +71,15 @@ def _depth_table(comparison: SideBySide, width: int) -> RenderableType:
     for title in comparison.titles:
         table.add_column(f"{title}\n{heading}", no_wrap=True, overflow="ellipsis", min_width=min(cell, numbers))
     scale = Scale.over([shown for b in range(len(labels)) for shown in _shown(comparison, b)])
+    styles = [WORD_STYLE[report.headline] for report in comparison.reports]
     for b, label in enumerate(labels):
         cells = []
         for r, drawn in enumerate(_shown(comparison, b)):
             text = Text(_values(comparison, r, b, both=both))
-            text.append(f" {bar(drawn, scale, bars)}" if bars else "", style="cyan")
+            text.append(f" {bar(drawn, scale, bars)}" if bars else "", style=styles[r])
             cells.append(text)
         table.add_row(label, *cells)
-    return Padding(table, (1, 0, 0, 1))
+    return Padding(table, (1, 0, 0, 1), expand=False)
 
 
 def _shown(comparison: SideBySide, b: int) -> list[float]:

@@ -65,7 +65,7 @@ def bar(level: float, scale: Scale, width: int) -> str:
 
     Example:
         >>> bar(-1.0, Scale(-2.0, 0.0), 4), bar(-2.0, Scale(-2.0, 0.0), 4)
-        ('██  ', '##  ')
+        ('██  ', '▏   ')
     """
     if not np.isfinite(level):
         return " " * width

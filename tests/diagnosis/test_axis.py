@@ -30,7 +30,7 @@ def test_the_main_stack_in_order_of_position_not_of_the_site_axis():
     axis = depth_axis(run)
     assert paths(axis.sites) == [f"h.{i}" for i in range(5)]
     assert axis.depth.tolist() == [2, 4, 6, 8, 10]
-    assert (axis.length, axis.unit, axis.first_block, axis.alike) == (10, "sub-layer", 1, True)
+    assert (axis.length, axis.unit, axis.first_block) == (10, "sub-layer", 1)
 
 
 def test_the_flagged_stack_before_a_longer_one():
@@ -45,12 +45,16 @@ def test_the_longest_stack_when_none_is_flagged():
     assert depth_axis(run_of([*entries("b", 6), *entries("a", 4)], stacks=stacks)).stack.path == "b"
 
 
-def test_stages_of_different_sizes_are_not_alike():
+def test_stages_make_one_chain():
     stack = Stack("layer1,layer2", "Bottleneck", 4, 0, main=True)
     sites = [Site(f"layer{1 + i // 2}.{i % 2}", "Bottleneck", "layer", stack.path, i) for i in range(4)]
-    axis = depth_axis(run_of(sites, stacks=[stack]))
-    assert paths(axis.sites) == ["layer1.0", "layer1.1", "layer2.0", "layer2.1"]
-    assert not axis.alike
+    assert paths(depth_axis(run_of(sites, stacks=[stack])).sites) == ["layer1.0", "layer1.1", "layer2.0", "layer2.1"]
+
+
+def test_two_stacks_in_one_container_are_told_apart_by_class():
+    stacks = [Stack("features", "Stem", 2), Stack("features", "Block", 4, main=True)]
+    sites = [*entries("features", 2, "features.stem", "Stem"), *entries("features", 4)]
+    assert paths(depth_axis(run_of(sites, stacks=stacks)).sites) == [f"features.{i}" for i in range(4)]
 
 
 def test_a_short_stack_between_embedding_and_head_stays_the_axis():

@@ -73,6 +73,16 @@ def test_parameter_gradients_alone_are_enough(make_run):
     assert "over 32 sub-layers" in report.sentence
 
 
+@pytest.mark.parametrize("word", ["flat", "vanishing"])
+def test_parameter_norms_of_layers_that_grow_do_not_count(make_run, word):
+    """Unless nothing else is known."""
+    groups = ("gradients", "parameter_gradients") if word == "flat" else ("parameter_gradients",)
+    run = make_run(sloped(0), parameter=sloped(3.0), groups=groups, size=lambda i: 100 * (i + 1))
+    report = diagnose(run)
+    assert report.headline == word
+    assert ("hold 100 parameters at the input end and 3,200 at the output end" in report.notes[-1]) == (word == "flat")
+
+
 def test_equal_weight_gradients_do_not_hide_a_vanishing_output_gradient(make_run):
     assert diagnose(make_run(sloped(8.7), parameter=np.full(N, 0.1))).headline == "vanishing"
 
@@ -113,6 +123,7 @@ def test_a_step_that_the_loss_scaler_skipped_is_its_normal_work(make_run):
 
 
 def test_few_layers(make_run):
+    assert diagnose(make_run([1e-9, 1e-5, 1.0])).findings == ()
     assert diagnose(make_run(np.ones(3))).sentence == (
         "Found 3 layers with a gradient; a slope over depth needs at least 4."
     )

@@ -43,7 +43,10 @@ def test_json_is_strict_and_complete(odd):
     values = [layer["gradient_rms"] for layer in parsed["layers"]]
     assert values[3:6] == [0.0, "NaN", "Infinity"]
     assert values[9] is None
-    assert parsed["depth"] == {"unit": "sub-layer", "length": 32.0, "layers": 32, "stack": "layers"}
+    depth = parsed["depth"]
+    assert (depth["unit"], depth["length"], depth["layers"], depth["stack"]) == ("sub-layer", 32.0, 32, "layers")
+    assert depth["paths"] == [f"layers.{i}" for i in range(N)]
+    assert depth["values"] == list(range(1, N + 1))
     assert set(parsed["profiles"]) == {"gradients/rms", "gradients/late_token_level", "parameter_gradients/norm"}
 
 

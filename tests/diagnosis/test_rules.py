@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
@@ -60,6 +61,16 @@ def test_an_installed_rule_is_asked(monkeypatch, make_run):
     installed(monkeypatch, third_party)
     (finding,) = diagnose(make_run(np.ones(8))).findings
     assert str(finding) == "warning: third_party: Depth 8."
+
+
+def test_a_finding_with_an_infinite_value_is_still_json(monkeypatch, make_run):
+    def endless(evidence):
+        """Finds infinity."""
+        yield Finding("endless", Severity.INFO, "", value=float("-inf"))
+
+    installed(monkeypatch, endless)
+    (finding,) = json.loads(diagnose(make_run(np.ones(8))).to_json())["findings"]
+    assert (finding["value"], finding["threshold"]) == ("-Infinity", None)
 
 
 def test_a_rule_that_fails_is_left_out_with_a_warning(monkeypatch, make_run):

@@ -99,6 +99,11 @@ def test_no_line_is_wider_than_the_terminal(post_ln, keel, width):
         assert max(map(len, printed(view, width=width).splitlines())) <= width
 
 
+def test_no_line_ends_with_spaces(post_ln, keel):
+    for view in (post_ln, compare(keel, post_ln)):
+        assert [line for line in printed(view).splitlines() if line != line.rstrip()] == []
+
+
 def test_eighty_columns_cut_no_number(post_ln):
     table = printed(post_ln).split("depth  layer")[1]
     assert "…" not in table

@@ -43,7 +43,8 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     """
     modules = _zero_sites(evidence, OUTPUT_GRADIENT)
     if modules and not any(p.shape.floored for p in evidence.profiles.values()):
-        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}, nearest the loss {modules[-1]}."
+        last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
+        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{last}."
         yield _zero_finding(evidence, modules, statement, Severity.WARNING)
     parameters = [p for p in _zero_sites(evidence, PARAMETER_GRADIENT) if not _inside(p, modules)]
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]

@@ -63,7 +63,7 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
 
 def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
     """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
-    beyond = [p for p in evidence.profiles.values() if p.counted and sign * p.shape.total > VANISHING]
+    beyond = [p for p in evidence.judged if sign * p.shape.total > VANISHING]
     if not beyond:
         return
     worst = max(beyond, key=lambda profile: sign * profile.shape.total)
@@ -97,7 +97,8 @@ def _where(sites: tuple[str, ...]) -> str:
     if not sites:
         return ""
     span = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
-    return f" {count(len(sites), 'layer')} ({span}) differ from the output end by more than {VANISHING:g} decades."
+    verb = "differs" if len(sites) == 1 else "differ"
+    return f" {count(len(sites), 'layer')} ({span}) {verb} from the output end by more than {VANISHING:g} decades."
 
 
 _REMEDIES = {
@@ -169,7 +170,7 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     sizes = evidence.recent("parameter_gradients/rms")
-    if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.profiles.values() if p.counted):
+    if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.judged):
         return
     positive = sizes[np.isfinite(sizes) & (sizes > 0)]
     if positive.size == 0 or np.median(positive) >= _SMALL:

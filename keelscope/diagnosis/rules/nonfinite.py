@@ -45,7 +45,8 @@ def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
         f"The output of {producer} is the first with NaN or Inf in execution order, at step {history.steps[row]}; "
         f"{count(len(inner), 'module')} hold them on that step.",
         sites=(history.paths[inner[0]],),
-        remedy="Look at this module's input and operation: log or division near 0, overflow of half precision.",
+        remedy="Look at its operation (log or division near 0, overflow of half precision) and at unwatched modules "
+        "before it (sites='all' watches every one).",
     )
 
 
