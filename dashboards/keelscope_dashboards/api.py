@@ -5,7 +5,7 @@ Every answer is made from an id that the index knows; unknown ids, panels and pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response, abort, jsonify, request
 from flask.typing import ResponseReturnValue
@@ -16,6 +16,8 @@ from keelscope_dashboards.state import digest_of, run_states, summary_of
 from keelscope_dashboards.wire import encode_deviations, pack
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from keelscope_dashboards.followed import FollowedRun
     from keelscope_dashboards.index import RunIndex
     from keelscope_dashboards.verdicts import Judge
@@ -56,6 +58,12 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
     def history(run_id: str) -> ResponseReturnValue:
         bins = min(MAX_HISTORY_BINS, max(1, _integer("bins", 1000)))
         return _history(_source(index, run_id), _panel(), layer=_integer("layer", None), bins=bins)
+
+    @routes.before_app_request
+    def stray() -> None:
+        """Dash answers every unknown path with the page; below /api that would hide a mistake."""
+        if request.path.startswith("/api") and request.blueprint != routes.name:
+            abort(404)
 
     @routes.route("/", defaults={"rest": ""}, methods=["GET", "POST"])
     @routes.route("/<path:rest>", methods=["GET", "POST"])
@@ -114,13 +122,19 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "from": start,
         "bins": len(tile),
         "layers": len(axis),
+        "depth": axis.unit,
         "rows": tile.rows,
         "unit": unit,
         "revision": revision,
         "labels": labels,
         "reference": panel.reference,
     }
-    arrays = {"first": part.first, "last": part.last, "reference": part.reference, "codes": codes}
+    arrays: dict[str, NDArray[Any]] = {
+        "first": part.first,
+        "last": part.last,
+        "reference": part.reference,
+        "codes": codes,
+    }
     return _binary(pack(header, arrays))
 
 
@@ -140,5 +154,11 @@ def _history(source: FollowedRun, panel: Panel, *, layer: int, bins: int) -> Res
         band = source.history(panel, layer, bins)
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
-    arrays = {"first": band.first, "last": band.last, "low": band.low, "high": band.high, "kinds": band.kinds}
+    arrays: dict[str, NDArray[Any]] = {
+        "first": band.first,
+        "last": band.last,
+        "low": band.low,
+        "high": band.high,
+        "kinds": band.kinds,
+    }
     return _binary(pack({"layer": layer}, arrays))

@@ -79,21 +79,9 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
 
 
 def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
-    app.clientside_callback(
-        ClientsideFunction("keelscope", "boot"), Output("booted", "data"), Input("settings", "data")
-    )
-    app.clientside_callback(
-        ClientsideFunction("keelscope", "metric"), Output("booted", "modified_timestamp"), Input("metric", "value")
-    )
+    app.clientside_callback(ClientsideFunction("keelscope", "boot"), Input("settings", "data"))
+    app.clientside_callback(ClientsideFunction("keelscope", "metric"), Input("metric", "value"))
 
-    @app.callback(
-        Output("run-list", "children"),
-        Output("cards", "children"),
-        Output("findings", "children"),
-        Output("findings-count", "children"),
-        Input("digest", "data"),
-        prevent_initial_call=True,
-    )
     def words(_: str) -> tuple[Any, ...]:
         states = run_states(index, judge)
         return (
@@ -102,6 +90,9 @@ def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
             cards.findings(states),
             cards.findings_count(states),
         )
+
+    outputs = [Output(name, "children") for name in ("run-list", "cards", "findings", "findings-count")]
+    app.callback(*outputs, Input("digest", "data"), prevent_initial_call=True)(words)
 
 
 def _variables() -> str:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from keelscope.store.reader import open_run
 
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
-from keelscope_dashboards.levels import LayerAxis, Levels, layer_axis, levels_of
+from keelscope.store.opening import FileState, file_state
+from keelscope.store.reader import open_run
+from keelscope_dashboards.depth import run_axis
+from keelscope_dashboards.levels import LayerAxis, Levels, levels_of
 from keelscope_dashboards.panels import PANELS, Panel
 from keelscope_dashboards.pooling import Band, Pool, Tile, band
 
@@ -69,6 +71,7 @@ class FollowedRun:
         self._opener = opener
         self._lock = threading.RLock()
         self._run: Run | None = None
+        self._interrupted = False
         self._stamp: tuple[int, int, int] = (0, 0, 0)
         self._drawn: dict[str, _Drawn] = {}
         self._facts: tuple[int, Facts] = (-1, Facts())
@@ -90,10 +93,10 @@ class FollowedRun:
             return "error"
         if self._run.live:
             return "live"
-        return "stopped" if getattr(self._run, "interrupted", False) else "finished"
+        return "stopped" if self._interrupted else "finished"
 
     def poll(self) -> None:
-        """Open the run if needed and take in what was written since; an unreadable file leaves a sentence in `error`."""
+        """Open the run if needed and take in what was written since; a file that cannot be read says why in `error`."""
         with self._lock:
             stamp = self._file_stamp()
             try:
@@ -190,6 +193,7 @@ class FollowedRun:
         self._run = self._opener(self.path)
         self._stamp, self.error = stamp, ""
         self._drawn.clear()
+        self._interrupted = file_state(self.path) is FileState.DEAD
         self.revision += 1
 
     def _follow(self, stamp: tuple[int, int, int]) -> None:
@@ -203,6 +207,7 @@ class FollowedRun:
             self.error = ""
             self._open(stamp)
         elif run.refresh() or was_live != run.live:
+            self._interrupted = not run.live and file_state(self.path) is FileState.DEAD
             self.revision += 1
         self._stamp = stamp
 
@@ -217,15 +222,10 @@ class FollowedRun:
         if self._run is None or panel.key not in self._run:
             raise SeriesNotFoundError(f"{self.name} does not hold {panel.key}.")
         if panel.name not in self._drawn:
-            axis = self._axis_of(self._run, panel)
+            axis = run_axis(self._run, panel.group)
             limit = min(MAX_BINS, MAX_CELLS // max(1, len(axis)))
             self._drawn[panel.name] = _Drawn(panel, axis, Pool(len(axis), limit))
         return self._drawn[panel.name]
-
-    @staticmethod
-    def _axis_of(run: Run, panel: Panel) -> LayerAxis:
-        main = next((stack.path for stack in run.info.stacks if stack.main), None)
-        return layer_axis(run.groups[panel.group].sites, stack=main)
 
     def _levels(self, drawn: _Drawn, start: int, stop: int | None) -> Iterator[Levels]:
         """Rows `start` to `stop` in bounded slices."""

@@ -45,6 +45,8 @@ class LayerAxis:
     """Class name of each layer."""
     members: tuple[tuple[int, ...], ...]
     """Indices on the site axis that make up each layer."""
+    unit: str = "layer"
+    """What one layer is: sub-layer, block, module, or just a layer."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -71,8 +73,8 @@ class LayerAxis:
 
 def _joined(values: NDArray[np.float64], observed: NDArray[np.bool_]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Root of the sum of squares of the sites of one layer, and whether there was any."""
-    squares = np.where(observed, np.square(values), 0.0)
-    return np.sqrt(squares.sum(axis=1)), observed.any(axis=1)
+    squares = np.where(observed, np.square(values), 0.0).sum(axis=1)
+    return np.asarray(np.sqrt(squares), dtype=np.float64), np.asarray(observed.any(axis=1), dtype=np.bool_)
 
 
 def layer_axis(sites: tuple[Site, ...], *, stack: str | None = None) -> LayerAxis:

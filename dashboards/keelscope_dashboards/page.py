@@ -82,7 +82,6 @@ def overview(states: Sequence[RunState], *, title: str) -> dmc.MantineProvider:
         [
             dcc.Store(id="settings", data=settings()),
             dcc.Store(id="digest", data=digest_of(tuple(states))),
-            dcc.Store(id="booted"),
             html.A("Skip to the charts", href="#main", className="skip"),
             _header(title),
             _side(states),
@@ -199,7 +198,7 @@ def _chart(name: str, label: str) -> html.Div:
 
 def _heatmap() -> html.Section:
     head = [
-        html.H2("Layer × step", id="heatmap-title"),
+        html.H2("Layer \N{MULTIPLICATION SIGN} step", id="heatmap-title"),
         html.Span(id="focused", className="chip mono"),
         html.Span(id="pooled", className="quiet"),
         html.Button("Reset zoom", id="reset", className="soft", type="button", hidden=True),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 import threading
 import webbrowser
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from keelscope.errors import UsageError
 from keelscope_dashboards.guard import LOOPBACK
@@ -19,14 +20,6 @@ __all__ = ["allowed_hosts", "serve"]
 
 PORTS_TRIED = 20
 THREADS = 8
-
-
-class _Server(Protocol):
-    """What waitress gives."""
-
-    def run(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def allowed_hosts(host: str, extra: Sequence[str]) -> frozenset[str]:
@@ -67,30 +60,46 @@ def serve(server: Flask, *, host: str, port: int, browser: bool, say: Callable[[
         browser: whether to open a browser window.
         say: prints one line to the user.
     """
-    bound, taken = _bind(server, host, port)
-    shown = "127.0.0.1" if _is_wildcard(host) else host
+    listening = _listen(host.strip("[]"), port)
+    taken = int(listening.getsockname()[1])
+    shown = "127.0.0.1" if _is_wildcard(host) else host.strip("[]")
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{taken}/"
     say(f"keelscope dashboard: {url}  (Ctrl-C stops it)")
-    if shown not in LOOPBACK:
+    if shown not in LOOPBACK or _is_wildcard(host):
         say("It is reachable from the network, and anyone who can reach it can read these runs.")
     if browser:
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-    try:
-        bound.run()
-    except KeyboardInterrupt:
-        say("Stopped.")
-    finally:
-        bound.close()
+    _run(server, listening)
+    say("Stopped.")
 
 
-def _bind(server: Flask, host: str, port: int) -> tuple[_Server, int]:
+def _run(server: Flask, listening: socket.socket) -> None:
+    """Answer requests until Ctrl-C, which waitress takes as the end."""
     from waitress import create_server
 
-    last: OSError | None = None
+    waiting = create_server(server, sockets=[listening], threads=THREADS, ident=None)
+    try:
+        waiting.run()
+    finally:
+        waiting.close()
+        listening.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket on the first free port."""
+    reason = ""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + PORTS_TRIED, 65536)):
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            return create_server(server, host=host.strip("[]"), port=candidate, threads=THREADS, ident=None), candidate
+            listening.bind((host, candidate))
+            listening.listen()
         except OSError as error:
-            last = error
-    reason = f": {last.strerror}" if last is not None else ""
-    raise UsageError(f"No free port from {port} on could be bound on {host}{reason}; choose one with --port.")
+            reason = error.strerror or str(error)
+            listening.close()
+        else:
+            return listening
+    raise UsageError(
+        f"No port from {port} on can be bound on {host}: {reason}; choose others with --port and --host."
+    )

@@ -12,16 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from keelscope.diagnosis import diagnose
-
+from keelscope.diagnosis.report import diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from keelscope.diagnosis.finding import Finding
     from keelscope.diagnosis.layers import Layer
-    from keelscope.report import Report
-
+    from keelscope.diagnosis.report import Report
     from keelscope_dashboards.followed import FollowedRun
 
 __all__ = ["PENDING", "Figure", "Judge", "Note", "Verdict", "verdict_of"]

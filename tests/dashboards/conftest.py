@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+from dash import Dash
+from flask.testing import FlaskClient
+
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.reader import Run
-from keelscope.store.writer import RunWriter
-
 from keelscope.store.schema import GroupSpec, Row, RunInfo, RunLayout, Site, Stack, StatisticSpec
+from keelscope.store.writer import RunWriter
+from keelscope_dashboards.app import create_app
+from keelscope_dashboards.index import RunIndex
+from keelscope_dashboards.state import RunState, run_states
+from keelscope_dashboards.verdicts import Judge
 
 PER_LAYER = ("attn.weight", "attn.bias")
 
@@ -118,6 +130,26 @@ def memory_run(kind: str, *, layers: int = 64, steps: int = 60, every: int = 10)
     return writer.run()
 
 
+def unpack(body: bytes) -> tuple[dict[str, object], dict[str, np.ndarray]]:
+    """Header and arrays of a binary answer, as assets/wire.js reads them."""
+    length = int.from_bytes(body[:4], "little")
+    header = json.loads(body[4 : 4 + length])
+    at, arrays = 4 + length, {}
+    for name, dtype, shape in header.pop("arrays"):
+        assert at % 8 == 0
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[name] = np.frombuffer(body[at : at + size], dtype=dtype).reshape(shape)
+        at += -(-size // 8) * 8
+    assert at == len(body)
+    return header, arrays
+
+
+@pytest.fixture(scope="session")
+def kit() -> ModuleType:
+    """The functions of this file, for tests that make their own runs."""
+    return sys.modules[__name__]
+
+
 @pytest.fixture(scope="session")
 def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three runs as ``keelscope train keel post_ln pre_ln`` leaves them."""
@@ -125,3 +157,43 @@ def runs_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, kind in enumerate(("keel", "post_ln", "pre_ln")):
         write_run(folder / f"{kind}.h5", kind, seed=i)
     return folder
+
+
+@dataclass
+class Served:
+    """The app over some folder, without a server."""
+
+    app: Dash
+    index: RunIndex
+    judge: Judge
+
+    @property
+    def client(self) -> FlaskClient:
+        return self.app.server.test_client()
+
+    def judged(self) -> dict[str, RunState]:
+        """States by name once every run has its verdict."""
+        for _ in range(400):
+            states = run_states(self.index, self.judge)
+            if all(state.verdict.headline != "pending" for state in states):
+                return {state.name: state for state in states}
+            time.sleep(0.02)
+        raise AssertionError("the verdicts never came")
+
+
+@contextmanager
+def served(*targets: Path) -> Iterator[Served]:
+    """An app over run files and folders, closed at the end."""
+    index, judge = RunIndex(targets), Judge()
+    try:
+        yield Served(create_app(index, judge), index, judge)
+    finally:
+        judge.close()
+        index.close()
+
+
+@pytest.fixture(scope="module")
+def three_runs(runs_folder: Path) -> Iterator[Served]:
+    """The app over keel, post_ln and pre_ln."""
+    with served(runs_folder) as app:
+        yield app

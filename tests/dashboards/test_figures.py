@@ -81,6 +81,8 @@ def test_nothing_is_offered_for_upload() -> None:
 
 
 def test_figures_do_not_import_dash() -> None:
-    code = "import sys, keelscope_dashboards.figures; print([n for n in ('dash', 'flask', 'torch') if n in sys.modules])"
+    code = (
+        "import sys, keelscope_dashboards.figures; print([n for n in ('dash', 'flask', 'torch') if n in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

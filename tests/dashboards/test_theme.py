@@ -39,7 +39,7 @@ def test_a_loss_and_a_gain_look_different_to_everybody(palette: Palette, seen: n
     table = linear(colour_table(palette) / 255.0)
     lab = cielab(np.clip(table @ seen.T, 0, 1))
     apart = np.linalg.norm(lab - lab[::-1], axis=1)
-    one_decade = int(round(127 * (1 + symlog(np.array([1.0]))[0])))
+    one_decade = round(127 * (1 + symlog(np.array([1.0]))[0]))
     assert apart[one_decade:].min() > 16
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from types import ModuleType
 
 import numpy as np
 from hypothesis import given
@@ -12,29 +12,15 @@ from keelscope_dashboards import wire
 from keelscope_dashboards.levels import Kind
 
 
-def unpack(body: bytes) -> tuple[dict[str, object], dict[str, np.ndarray]]:
-    """What assets/wire.js does."""
-    length = int.from_bytes(body[:4], "little")
-    header = json.loads(body[4 : 4 + length])
-    at, arrays = 4 + length, {}
-    for name, dtype, shape in header.pop("arrays"):
-        assert at % 8 == 0
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = np.frombuffer(body[at : at + size], dtype=dtype).reshape(shape)
-        at += -(-size // 8) * 8
-    assert at == len(body)
-    return header, arrays
-
-
 @given(st.integers(0, 9), st.integers(0, 5), st.text(max_size=20))
-def test_what_is_packed_comes_back(rows: int, columns: int, text: str) -> None:
+def test_what_is_packed_comes_back(kit: ModuleType, rows: int, columns: int, text: str) -> None:
     given_arrays = {
         "steps": np.arange(rows, dtype=np.int64) * 2**40,
         "levels": np.linspace(-3, 3, rows * columns, dtype=np.float32).reshape(rows, columns),
         "kinds": np.arange(rows, dtype=np.uint8),
         "codes": np.arange(columns, dtype=np.int16),
     }
-    header, arrays = unpack(wire.pack({"text": text}, given_arrays))
+    header, arrays = kit.unpack(wire.pack({"text": text}, given_arrays))
     assert header == {"text": text}
     for name, array in given_arrays.items():
         np.testing.assert_array_equal(arrays[name], array)

@@ -50,7 +50,7 @@
 
     // Redraw the axes if their range, ticks, size or colours differ from what is shown.
     axes(frame, x, y) {
-      const key = JSON.stringify([x, y, this.width, this.height, frame.paper_bgcolor]);
+      const key = JSON.stringify([x, y, this.width, this.height, frame.paper_bgcolor, frame.yaxis.title.text]);
       this.x = x.range;
       this.y = y.range;
       if (key === this.drawn) return;

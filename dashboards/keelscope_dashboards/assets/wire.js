@@ -29,7 +29,7 @@
   ks.tileOf = function (header, arrays, labels) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      reference: header.reference, revision: header.revision, labels: labels || header.labels || [],
+      reference: header.reference, depth: header.depth, revision: header.revision, labels: labels || header.labels || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
     tile.edges = ks.edges(tile.first, tile.last);

@@ -1,0 +1,337 @@
+"""The page in a real browser: it loads clean and offline, and pointer, keyboard, theme and live data do what they say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from werkzeug.serving import make_server
+
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+WAIT = 20_000  # ms, for a loaded machine
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+if not CHROMIUM.exists():
+    pytest.skip(f"the browser tests need {CHROMIUM} (Debian package chromium)", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def at_port(app: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, app.app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def site(three_runs: Any) -> Iterator[str]:
+    three_runs.judged()
+    with at_port(three_runs) as url:
+        yield url
+
+
+@pytest.fixture
+def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
+    """Opens a page and, at the end, checks that nothing went wrong on it and nothing left this machine."""
+    contexts, trouble = [], []
+
+    def open_page(query: str = "", *, url: str = site, width: int = 1440, scheme: str = "light") -> Any:
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(WAIT)
+        page.on("console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None)
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
+        page.goto(url + query)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def outside(asked: str, url: str) -> bool:
+    return not asked.startswith((url, "data:", "blob:"))
+
+
+def text_of(page: Any, selector: str, wanted: str) -> None:
+    """Wait until an element says something."""
+    playwright.expect(page.locator(selector)).to_contain_text(wanted, timeout=WAIT)
+
+
+def click_at(page: Any, chart: str, x: float, y: float) -> None:
+    """Click inside the plot area, x and y from its lower left corner as shares."""
+    page.wait_for_selector("#value:not(:empty)")
+    box = page.locator(f"#{chart} canvas").bounding_box()
+    page.mouse.click(box["x"] + x * box["width"], box["y"] + (1 - y) * box["height"])
+
+
+def test_the_page_shows_runs_and_verdicts(visit: Callable[..., Any]) -> None:
+    page = visit()
+    text_of(page, "#cards", "Flat")
+    assert page.locator(".card").count() == 3
+    assert page.locator(".run").all_inner_texts()[0].split("\n")[0] == "keel"
+    text_of(page, ".card:nth-child(2)", "Vanishing")
+    text_of(page, "#where", "keel, layer 19, step 590")
+    assert page.evaluate("Plotly.version").split(".")[0] == "4"
+
+
+def test_the_plotly_of_the_page_is_the_one_of_the_package(visit: Callable[..., Any]) -> None:
+    from plotly.offline import get_plotlyjs_version
+
+    assert visit().evaluate("Plotly.version").split(".")[0] == get_plotlyjs_version().split(".")[0]
+
+
+def test_a_click_in_the_heatmap_moves_step_and_layer(visit: Callable[..., Any], runs_folder: Path) -> None:
+    from keelscope.store.reader import open_run
+
+    page = visit()
+    click_at(page, "heatmap", 0.502, 0.5)
+    text_of(page, "#where", "keel, layer 33, step 300")
+    text_of(page, "#profile-step", "at step 300")
+    text_of(page, "#history-layer", "layer 33")
+    assert page.locator("#step").input_value() == "300"
+    with open_run(runs_folder / "keel.h5") as run:
+        truth = run["gradients/rms"].of("sublayers.32").at(300)[0]
+    mantissa, exponent = page.locator("#value").inner_text().split(" × 10")
+    power = int(exponent.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")))
+    assert float(mantissa) * 10**power == pytest.approx(truth, rel=0.006)
+
+
+def test_the_other_charts_and_the_slider_move_the_same_cursor(visit: Callable[..., Any]) -> None:
+    page = visit()
+    click_at(page, "profile", 0.5, 0.99)
+    text_of(page, "#where", "layer 64, step 590")
+    click_at(page, "history", 0.01, 0.5)
+    text_of(page, "#where", "layer 64, step 0")
+    page.locator("#step").focus()
+    page.keyboard.press("End")
+    text_of(page, "#where", "layer 64, step 590")
+
+
+def test_the_heatmap_is_painted_with_the_colours_of_its_cells(visit: Callable[..., Any]) -> None:
+    page = visit("?run=post_ln")
+    page.wait_for_selector("#value:not(:empty)")
+    pixels = page.evaluate(
+        """() => {
+          const ks = keelscope, view = ks.view, chart = view.scene.heatmap, tile = view.tile(), out = [];
+          const table = ks.indexTable(tile.unit, view.settings.limit, view.scene.colours.length);
+          for (const [bin, layer] of [[0, 0], [30, 20], [59, 63], [10, 50]]) {
+            const x = Math.round(chart.px((tile.edges[bin] + tile.edges[bin + 1]) / 2) * chart.ratio);
+            const y = Math.round(chart.py(layer + 1) * chart.ratio);
+            const code = tile.codes[bin * tile.layers + layer];
+            const shown = chart.context.getImageData(x, y, 1, 1).data;
+            out.push([`rgb(${shown[0]},${shown[1]},${shown[2]})`, ks.css(view.scene.colours[table[code & 0xffff]])]);
+          }
+          return out;
+        }"""
+    )
+    assert len(pixels) == 4
+    assert all(shown == expected for shown, expected in pixels)
+    assert len({shown for shown, _ in pixels}) == 4
+
+
+def test_keys_move_the_cursor_the_run_and_the_metric(visit: Callable[..., Any]) -> None:
+    page = visit()
+    text_of(page, "#where", "keel, layer 19, step 590")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("Shift+ArrowUp")
+    text_of(page, "#where", "keel, layer 29, step 580")
+    page.keyboard.press("Home")
+    page.keyboard.press("]")
+    text_of(page, "#where", "post_ln, layer 29, step 0")
+    page.keyboard.press("3")
+    text_of(page, "#symbol", "Var(x)")
+    text_of(page, "#legend-title", "decades vs input side")
+    playwright.expect(page.locator("input[value=variance]")).to_be_checked()
+
+
+def test_the_metric_switch_changes_all_charts(visit: Callable[..., Any]) -> None:
+    page = visit()
+    text_of(page, "#where", "keel")
+    before = page.locator("#value").inner_text()
+    page.get_by_text("Parameter gradient").click()
+    text_of(page, "#symbol", "‖∂L/∂θ‖")
+    playwright.expect(page.locator("#value")).not_to_have_text(before)
+
+
+def test_a_card_focuses_its_run_and_an_eye_hides_one(visit: Callable[..., Any]) -> None:
+    page = visit()
+    page.locator(".card").nth(2).click()
+    text_of(page, "#focused", "pre_ln")
+    page.locator(".eye").nth(0).click()
+    page.wait_for_url("**runs=post_ln%2Cpre_ln**")
+    assert page.locator(".eye").nth(0).get_attribute("aria-pressed") == "false"
+
+
+def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
+    page = visit()
+    page.locator(".findings .show[data-rule=vanishing]").click()
+    text_of(page, "#focused", "post_ln")
+    text_of(page, "#where", "post_ln, layer 1, step")
+
+
+def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
+    page = visit("?run=pre_ln&metric=variance&step=123&layer=7")
+    text_of(page, "#where", "pre_ln, layer 7, step 120")
+    page.wait_for_url("**step=120**")
+    again = visit(page.url.partition("?")[1] + page.url.partition("?")[2])
+    text_of(again, "#where", "pre_ln, layer 7, step 120")
+
+
+def test_an_address_that_fits_nothing_is_bent_not_refused(visit: Callable[..., Any]) -> None:
+    page = visit("?run=none&metric=none&step=1e12&layer=-4&x=9~3")
+    text_of(page, "#where", "keel, layer 1, step 590")
+
+
+def test_zoom_about_the_pointer_and_back(visit: Callable[..., Any]) -> None:
+    page = visit()
+    click_at(page, "heatmap", 0.25, 0.25)
+    whole = page.evaluate("keelscope.view.scene.heatmap.x")
+    page.keyboard.down("Control")
+    page.mouse.wheel(0, -200)
+    page.keyboard.up("Control")
+    playwright.expect(page.locator("#reset")).to_be_visible()
+    zoomed = page.evaluate("keelscope.view.scene.heatmap.x")
+    assert zoomed[1] - zoomed[0] < 0.8 * (whole[1] - whole[0])
+    assert page.evaluate("keelscope.view.scene.history.x") == zoomed
+    page.locator("#reset").click()
+    playwright.expect(page.locator("#reset")).to_be_hidden()
+
+
+def test_the_theme_switches_everything_and_is_remembered(visit: Callable[..., Any]) -> None:
+    page = visit()
+    page.wait_for_selector("#value:not(:empty)")
+    colours = "[getComputedStyle(document.body).backgroundColor, keelscope.view.scene.scheme]"
+    light = page.evaluate(colours)
+    page.locator("#theme").click()
+    page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+    dark = page.evaluate(colours)
+    assert (light[1], dark[1]) == ("light", "dark")
+    assert light[0] != dark[0]
+    page.reload()
+    page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+
+
+def test_a_dark_desktop_starts_dark(visit: Callable[..., Any]) -> None:
+    assert visit(scheme="dark").evaluate("document.documentElement.dataset.mantineColorScheme") == "dark"
+
+
+def test_a_phone_does_not_scroll_sideways(visit: Callable[..., Any]) -> None:
+    page = visit(width=390)
+    page.wait_for_selector("#value:not(:empty)")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    playwright.expect(page.locator("#side")).not_to_be_visible()
+    page.locator("#menu").click()
+    playwright.expect(page.locator("#side")).to_be_visible()
+    page.locator(".run").nth(1).click()
+    text_of(page, "#focused", "post_ln")
+    playwright.expect(page.locator("#side")).not_to_be_visible()
+
+
+def test_an_empty_folder_shows_how_to_record_and_then_the_run(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit(url=url)
+        playwright.expect(page.get_by_text("No runs yet")).to_be_visible()
+        text_of(page, "#empty pre", "ks.watch(model")
+        kit.write_run(tmp_path / "first.h5", "keel", layers=8, steps=5)
+        playwright.expect(page.locator(".card")).to_have_count(1, timeout=WAIT)
+        playwright.expect(page.get_by_text("No runs yet")).to_be_hidden()
+        text_of(page, "#where", "first, layer 2, step 40")
+
+
+def test_a_live_run_is_followed_until_the_user_looks_back(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    rows = kit.rows_of("keel", 16, 60)
+    writer = kit.RunWriter(tmp_path / "live.h5", kit.layout_of(16, planned=600))
+    for row in rows[:5]:
+        writer.append(row)
+    writer.flush()
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit(url=url)
+        text_of(page, "#where", "live, layer 5, step 40")
+        text_of(page, "#pulse", "Live · step 40")
+        text_of(page, "#follow", "Following")
+        for row in rows[5:20]:
+            writer.append(row)
+        writer.flush()
+        text_of(page, "#where", "live, layer 5, step 190")
+        click_at(page, "heatmap", 0.1, 0.5)
+        text_of(page, "#follow", "Follow")
+        held = page.locator("#where").inner_text()
+        for row in rows[20:]:
+            writer.append(row)
+        writer.close()
+        text_of(page, "#run-list", "Finished")
+        assert page.locator("#where").inner_text() == held
+        page.keyboard.press("f")
+        text_of(page, "#where", "step 590")
+
+
+def test_hostile_names_stay_text_and_broken_files_say_why(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    kit.write_run(tmp_path / "<img src=x onerror=alert(1)>.h5", "broken", layers=12, steps=40)
+    (tmp_path / "note.h5").write_text("not a run")
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit(url=url)
+        text_of(page, "#cards", "<img src=x onerror=alert(1)>")
+        text_of(page, "#cards", "Non-finite")
+        text_of(page, ".card.broken", "note.h5")
+        assert page.locator("#cards img, #run-list img, #findings img").count() == 0
+        click_at(page, "heatmap", 0.1, 0.1)
+        text_of(page, "#value", "exactly 0")
+        text_of(page, "#profile .notes", "4 layers exactly 0")
+
+
+@pytest.mark.parametrize(("layers", "steps"), [(1, 1), (2000, 1), (2000, 30)])
+def test_any_depth_and_length_is_drawn(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path, layers: int, steps: int
+) -> None:
+    kit.write_run(tmp_path / "run.h5", "keel", layers=layers, steps=steps)
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit(url=url)
+        click_at(page, "heatmap", 0.5, 0.01)
+        text_of(page, "#where", "run, layer 1, step")
+        assert page.evaluate("document.querySelectorAll('*').length") < 2000
+
+
+def test_a_lost_server_is_said_and_the_data_stay(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "run.h5", "keel", layers=8, steps=5)
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit(url=url)
+        text_of(page, "#where", "run, layer 2, step 40")
+        page.route("**/api/v1/state", lambda route: route.fulfill(status=503, body=""))
+        page.remove_listener = None
+        text_of(page, "#banner", "Connection to keelscope lost")
+        text_of(page, "#where", "run, layer 2, step 40")
+        page.unroute("**/api/v1/state")
+        playwright.expect(page.locator("#banner")).to_be_hidden(timeout=WAIT)
