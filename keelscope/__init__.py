@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from keelscope.diagnosis import diagnose
+    from keelscope.diagnosis import Report, compare, diagnose
     from keelscope.errors import KeelscopeError
     from keelscope.oneshot import report
     from keelscope.probe import Probe, Tap, TensorProbe
@@ -24,6 +24,7 @@ __version__ = "0.1.0"
 __all__ = [
     "KeelscopeError",
     "Probe",
+    "Report",
     "Run",
     "Schedule",
     "Series",
@@ -33,6 +34,7 @@ __all__ = [
     "Terms",
     "Watch",
     "__version__",
+    "compare",
     "diagnose",
     "open_run",
     "report",
@@ -42,6 +44,7 @@ __all__ = [
 _HOMES = {
     "KeelscopeError": "errors",
     "Probe": "probe",
+    "Report": "diagnosis",
     "Run": "store.reader",
     "Schedule": "schedule",
     "Series": "store.series",
@@ -50,6 +53,7 @@ _HOMES = {
     "TensorProbe": "probe",
     "Terms": "statistics",
     "Watch": "session",
+    "compare": "diagnosis",
     "diagnose": "diagnosis",
     "open_run": "store.reader",
     "report": "oneshot",

@@ -94,7 +94,7 @@ def blocks(vector: Tensor) -> Iterator[Tensor]:
     if vector.numel() <= size:
         yield vector.to(torch.float64, copy=True)
     else:
-        yield from (piece.to(torch.float64, copy=True) for piece in vector.split(size))
+        yield from (piece.to(torch.float64, copy=True) for piece in torch.split(vector, size))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -105,5 +105,6 @@ def constant(value: float, device: torch.device) -> Tensor:
 
 def _in_storage_order(values: Tensor) -> Tensor:
     """Dense permuted tensors are read as they lie in memory; only gaps force a copy."""
-    order = sorted(range(values.dim()), key=lambda axis: -values.stride(axis))
+    strides = values.stride()
+    order = sorted(range(values.dim()), key=lambda axis: -strides[axis])
     return values.permute(order).reshape(-1)

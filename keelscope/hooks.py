@@ -145,7 +145,7 @@ class ModuleHooks:
                 target = _hookable(tensor, inputs)
                 shape = None if target is tensor else (tensor.shape, tensor.stride())
                 hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape)
-                handle = target.register_hook(hook)
+                handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
                 if target.is_leaf:  # a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None

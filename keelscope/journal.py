@@ -41,6 +41,7 @@ class Journal:
         self._path, self._exists, self._layout = path, exists, layout
         self._writer: RunWriter | MemoryWriter | None = None
         self._values: dict[int, Values] = {}
+        self._observed: dict[int, Mapping[str, NDArray[np.bool_]]] = {}
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
         self._written = -1
@@ -66,9 +67,10 @@ class Journal:
         self._scalars.setdefault(step, {}).update(scalars)
         self._clock.setdefault(step, time.monotonic() - self._start)
 
-    def add(self, step: int, values: Values) -> None:
-        """Attach the values of a recorded step."""
+    def add(self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]]) -> None:
+        """Attach the values of a recorded step, and which sites of each group were seen."""
         self._values[step] = values
+        self._observed[step] = observed
         self._clock.setdefault(step, time.monotonic() - self._start)
 
     def flush(self, before: int) -> None:
@@ -83,7 +85,9 @@ class Journal:
             writer = self._writer or self._create(scalars)
             self._warn_unknown(scalars)
             known = {name: value for name, value in scalars.items() if name in self._known}
-            writer.append(Row(step, self._clock.pop(step), self._values.pop(step, {}), known))
+            writer.append(
+                Row(step, self._clock.pop(step), self._values.pop(step, {}), known, self._observed.pop(step, {}))
+            )
             self._written = step
 
     def close(self) -> None:
@@ -161,10 +165,11 @@ def as_number(name: str, value: object) -> float:
     """
     if not name.isidentifier():
         raise UsageError(f"log({name}=...): the name must be a Python identifier.")
+    number: float | None
     try:
         number = float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
-        number = None  # type: ignore[assignment]
+        number = None
     if number is None or (isinstance(value, str) and not math.isfinite(number)):
         raise UsageError(f"log({name}=...) takes one real number; got {type(value).__name__}.")
     return number

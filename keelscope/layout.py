@@ -53,9 +53,13 @@ class AxisOrder:
         """Registration indices in axis order of the sites any of the probes (of one group) fits."""
         if probes[0].tap.of_module:
             fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
-            return self.modules[np.array(fitting, dtype=bool)[self.modules]]
+            return _kept(self.modules, fitting)
         fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
-        return self.parameters[np.array(fitting, dtype=bool)[self.parameters]]
+        return _kept(self.parameters, fitting)
+
+
+def _kept(order: NDArray[np.intp], fitting: list[bool]) -> NDArray[np.intp]:
+    return np.array([i for i in order if fitting[i]], dtype=np.intp)
 
 
 def by_group(probes: Sequence[Probe]) -> dict[str, list[Probe]]:

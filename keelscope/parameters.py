@@ -143,10 +143,13 @@ class ParameterHooks:
         self._hooked.add(id(parameter))
         i = self._index[id(parameter)]
         reference = weakref.ref(self)
-        handle = parameter.register_post_accumulate_grad_hook(partial(_on_accumulated, reference, i))
+        handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            partial(_on_accumulated, reference, i)
+        )
         self._handles.callback(handle.remove)
         if self._leaf_always or i not in self._covered:
-            self._handles.callback(parameter.register_hook(partial(_on_leaf, reference, i)).remove)
+            handle = parameter.register_hook(partial(_on_leaf, reference, i))  # type: ignore[no-untyped-call]
+            self._handles.callback(handle.remove)
 
     @contained
     def _on_leaf(self, i: int, gradient: Tensor) -> None:
@@ -160,7 +163,7 @@ class ParameterHooks:
         if task != self._task:  # a new backward pass, also after one that raised half-way
             self._task = task
             self.on_backward()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         self._reached.add(i)
 
     @contained

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -36,10 +36,19 @@ from keelscope.rows import (
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry
 
-__all__ = ["Recorder", "Values", "total_norm"]
+__all__ = ["Recorder", "RowValues", "total_norm"]
 
 _GRADIENTS = {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.PARAMETER_GRADIENT}
-Values = dict[str, dict[str, NDArray[np.float64]]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """What one step showed, by group."""
+
+    values: dict[str, dict[str, NDArray[np.float64]]]
+    """Statistic -> ``[site, ...]``, NaN where nothing was seen."""
+    observed: dict[str, NDArray[np.bool_]]
+    """``[site]`` for the parameter groups, where every statistic of a seen parameter is a computed one."""
 
 
 class Recorder:
@@ -113,7 +122,7 @@ class Recorder:
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
-    def take(self) -> Values:
+    def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
@@ -124,19 +133,18 @@ class Recorder:
         if not self.axes:
             order = AxisOrder(self.plan, [call.site for call in step.calls])
             self.axes = {group: order.of(self.plan, found) for group, found in by_group(self.probes).items()}
-        values: Values = {group_of(probe): {} for probe in due}
+        row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
-            found = self._values(probe, step, fetched, factor)
-            values[group_of(probe)] |= {key: v[self.axes[group_of(probe)]] for key, v in found.items()}
+            found, seen = self._values(probe, step, fetched, factor)
+            group, axis = group_of(probe), self.axes[group_of(probe)]
+            row.values[group] |= {key: values[axis] for key, values in found.items()}
+            if not probe.tap.of_module:
+                row.observed[group] = seen[axis] | row.observed.get(group, False)
         self._note_coverage(step)
         if self._keep_calls:
-            modules, parameters = self.plan.modules, self.plan.parameters
-            calls = module_calls(step.calls, self.probes, fetched)
-            gradients = parameter_calls(step.parameters, fetched)
-            self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
-            self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
+            self._keep(step, fetched)
         self._recorded += 1
-        return values
+        return row
 
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
@@ -179,7 +187,7 @@ class Recorder:
 
     def _values(
         self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
-    ) -> dict[str, NDArray[np.float64]]:
+    ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
         observations: Observations
         if probe.tap.of_module:
             observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
@@ -187,6 +195,13 @@ class Recorder:
             observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
         scale = factor if probe.tap in _GRADIENTS else 1.0
         return probe_values(probe, observations, fetched, sites, factor=scale)
+
+    def _keep(self, step: StepRecord, fetched: Fetched) -> None:
+        modules, parameters = self.plan.modules, self.plan.parameters
+        calls = module_calls(step.calls, self.probes, fetched)
+        gradients = parameter_calls(step.parameters, fetched)
+        self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
+        self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
 
     def _note_coverage(self, step: StepRecord) -> None:
         for call in step.calls:
@@ -198,10 +213,10 @@ class Recorder:
         self._parameters_seen |= {id(watched[i].parameter) for i, r in step.parameters.items() if r.gradient()}
 
 
-def total_norm(values: NDArray[np.float64]) -> float:
-    """Norm of all parameter gradients together, from the norm of each; NaN where none arrived."""
-    seen = values[~np.isnan(values)]
-    return float(math.sqrt(np.square(seen).sum())) if seen.size else math.nan
+def total_norm(row: RowValues, group: str) -> float:
+    """Norm of all parameter gradients together; NaN if one of them is NaN, or none arrived."""
+    seen = row.values[group]["norm"][row.observed[group]]
+    return float(np.sqrt(np.square(seen).sum())) if seen.size else math.nan
 
 
 def _always(_: bool) -> bool:

@@ -6,7 +6,7 @@ same observations unmerged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,18 +63,19 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
     Returns:
         Observations by parameter index; parameters without one are absent.
     """
-    pick = {
+    picks: dict[Tap, Callable[[ParameterRecord], list[TermSlots]]] = {
         Tap.PARAMETER: lambda record: [record.weight],
         Tap.PARAMETER_GRADIENT: lambda record: record.gradient(),
         Tap.UPDATE: lambda record: [record.update],
-    }[tap]
+    }
+    pick = picks[tap]
     found = {i: [slots for slots in pick(record) if slots] for i, record in records.items()}
     return {i: observations for i, observations in found.items() if observations}
 
 
 def probe_values(
     probe: Probe, observations: Observations, fetched: Fetched, sites: int, *, factor: float = 1.0
-) -> Values:
+) -> tuple[Values, NDArray[np.bool_]]:
     """Every statistic of a probe over the whole site axis.
 
     Args:
@@ -85,10 +86,13 @@ def probe_values(
         factor: what the tensors are multiplied by, to take a loss scale out of gradients.
 
     Returns:
-        Statistic name -> ``[site, ...]``, NaN where a site was not observed.
+        Statistic name -> ``[site, ...]``, NaN where a site was not observed; and ``[site]``, whether it was.
     """
     merged = {terms: _merged(probe, terms, observations, fetched) for terms in terms_of(probe)}
-    return {s.name: _spread(s, merged[s.terms], sites, factor) for s in probe.statistics}
+    observed = np.zeros(sites, dtype=np.bool_)
+    for found in merged.values():
+        observed[found.sites] = True
+    return {s.name: _spread(s, merged[s.terms], sites, factor) for s in probe.statistics}, observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +138,7 @@ def _spread(statistic: Statistic, merged: _Merged, sites: int, factor: float) ->
 
 def _look_up(slot: Slot, fetched: Fetched) -> NDArray[np.float64]:
     device, terms, index = slot
-    return fetched[device, terms][index]
+    return np.asarray(fetched[device, terms][index])
 
 
 def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched) -> dict[int, list[Call]]:

@@ -27,7 +27,7 @@ from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
 from keelscope.journal import Journal, as_number
 from keelscope.layout import draw_layout, with_coverage
 from keelscope.probe import Probe, Tap, group_of, resolve_probes
-from keelscope.recorder import Recorder, Values, total_norm
+from keelscope.recorder import Recorder, RowValues, total_norm
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
 from keelscope.steps import ScalarPlaces, StepClock, as_optimizers
@@ -238,22 +238,22 @@ class Watch:
         """Hand the open row to the journal."""
         start = time.perf_counter()
         self._complete = self._recording = False
-        values = self._recorder.take()
-        self._journal.log(self._step, self._own_scalars(values))
+        row = self._recorder.take()
+        self._journal.log(self._step, self._own_scalars(row))
         if self._schedule.records(self._step):
-            self._journal.add(self._step, values)
+            self._journal.add(self._step, row.values, row.observed)
         spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
         self._journal.log(self._step, {"watch_ms": spent})
         self._journal.flush(self._step + 1)
 
-    def _own_scalars(self, values: Values) -> dict[str, float]:
+    def _own_scalars(self, row: RowValues) -> dict[str, float]:
         scalars: dict[str, float] = {}
         if self._optimizers and not self._journal.has(self._step, "lr"):
             scalars["lr"] = float(self._optimizers[0].param_groups[0].get("lr", float("nan")))
         groups = {group_of(p) for p in self._recorder.probes if p.tap is Tap.PARAMETER_GRADIENT}
-        gradients = [group for group in groups if "norm" in values.get(group, {})]
+        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and not self._journal.has(self._step, "grad_norm_total"):
-            scalars["grad_norm_total"] = total_norm(values[gradients[0]]["norm"])
+            scalars["grad_norm_total"] = total_norm(row, gradients[0])
         return scalars
 
     def _admits(self, grad_enabled: bool) -> bool:

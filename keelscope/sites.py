@@ -197,7 +197,7 @@ def _chosen(
     selectors = list(sites) if isinstance(sites, Iterable) and not isinstance(sites, str | tuple) else [sites]
     chosen: set[str] = set()
     for selector in selectors:
-        test = _predicate(selector, labels)  # type: ignore[arg-type]
+        test = _predicate(selector, labels)
         found = {path for path, module in everything if test(path, module)}
         if not found and selector not in {"auto", "leaves", "all"}:
             raise UnknownNameError(_nothing_matches(selector, [path for path, _ in everything]))

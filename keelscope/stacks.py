@@ -17,6 +17,8 @@ from keelscope.store.schema import Stack
 __all__ = ["find_stacks", "is_container"]
 
 Members = dict[str, tuple[str, int]]
+_Entry = tuple[str, str, nn.Module]
+"""Path of the container, path of the entry, the entry."""
 
 
 def is_container(module: nn.Module) -> bool:
@@ -40,20 +42,18 @@ def find_stacks(modules: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[Stack, 
         >>> stacks[0].kind, stacks[0].length, members["3"]
         ('TransformerEncoderLayer', 3, ('.', 2))
     """
-    families: dict[tuple[str, str], list[tuple[str, str, nn.Module]]] = {}
-    taken: set[str] = set()
+    families: dict[tuple[str, str], list[_Entry]] = {}
     for path, module in modules:
-        if any(_contains(entry, path) for entry in _ancestors(path) if entry in taken):
-            continue
         for entries in _entry_groups(path, module):
             key = _family(path, module, entries)
             families.setdefault(key, []).extend((path, name, child) for name, child in entries)
-            taken.update(name for name, _ in entries)
-    return _as_stacks([family for family in families.values() if len(family) > 1])
+    return _as_stacks(_outermost([family for family in families.values() if len(family) > 1]))
 
 
-def _contains(entry: str, path: str) -> bool:
-    return path == entry or path.startswith(f"{entry}.")
+def _outermost(families: list[list[_Entry]]) -> list[list[_Entry]]:
+    """Leave out what lies inside an entry of another stack: an expert list inside a block is not depth."""
+    entries = {name for family in families for _, name, _ in family}
+    return [family for family in families if not any(above in entries for above in _ancestors(family[0][0]))]
 
 
 def _ancestors(path: str) -> list[str]:
@@ -88,13 +88,15 @@ def _family(path: str, container: nn.Module, entries: list[tuple[str, nn.Module]
     return (path.rpartition(".")[0], kind) if type(container) is nn.Sequential and path else (path + "/", kind)
 
 
-def _as_stacks(families: list[list[tuple[str, str, nn.Module]]]) -> tuple[tuple[Stack, ...], Members]:
+def _as_stacks(families: list[list[_Entry]]) -> tuple[tuple[Stack, ...], Members]:
     stacks: list[Stack] = []
     members: Members = {}
     for family in families:
         containers = list(dict.fromkeys(container for container, _, _ in family))
         path = ",".join(container or "." for container in containers)
         kinds = list(dict.fromkeys(type(child).__name__ for _, _, child in family))
+        if any(stack.path == path for stack in stacks):
+            path = f"{path}:{kinds[0]}"
         stacks.append(Stack(path, "/".join(kinds[:3]), len(family), _declared_sublayers(family)))
         members.update({name: (path, position) for position, (_, name, _) in enumerate(family)})
     longest = max((stack.length for stack in stacks), default=0)
@@ -102,7 +104,7 @@ def _as_stacks(families: list[list[tuple[str, str, nn.Module]]]) -> tuple[tuple[
     return tuple(replace(stack, main=i == main) for i, stack in enumerate(stacks)), members
 
 
-def _declared_sublayers(family: list[tuple[str, str, nn.Module]]) -> int:
+def _declared_sublayers(family: list[_Entry]) -> int:
     """Residual sub-layers per entry, if the block class says so with an int attribute `residual_sublayers`."""
     declared = {getattr(type(child), "residual_sublayers", 0) for _, _, child in family}
     value = declared.pop() if len(declared) == 1 else 0

@@ -28,8 +28,9 @@ def as_optimizers(optimizer: object) -> tuple[Optimizer, ...]:
     """
     if optimizer is None:
         return ()
-    several = isinstance(optimizer, Iterable) and not isinstance(optimizer, Optimizer)
-    return tuple(_as_optimizer(one) for one in (optimizer if several else [optimizer]))  # type: ignore[union-attr]
+    if isinstance(optimizer, Iterable) and not isinstance(optimizer, Optimizer):
+        return tuple(_as_optimizer(one) for one in optimizer)
+    return (_as_optimizer(optimizer),)
 
 
 def _as_optimizer(candidate: object) -> Optimizer:

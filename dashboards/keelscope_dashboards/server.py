@@ -100,6 +100,4 @@ def _listen(host: str, port: int) -> socket.socket:
             listening.close()
         else:
             return listening
-    raise UsageError(
-        f"No port from {port} on can be bound on {host}: {reason}; choose others with --port and --host."
-    )
+    raise UsageError(f"No port from {port} on can be bound on {host}: {reason}; choose others with --port and --host.")

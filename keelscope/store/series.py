@@ -64,11 +64,11 @@ class Series:
             UnknownNameError: if that step was not recorded.
         """
         if step == -1 and self.steps.size:
-            return self.values[-1]
+            return np.asarray(self.values[-1])
         found = np.flatnonzero(self.steps == step)
         if found.size == 0:
             raise UnknownNameError(f"{self.name}: step {step} was not recorded; {self._recorded()}.")
-        return self.values[int(found[0])]
+        return np.asarray(self.values[int(found[0])])
 
     def of(self, pattern: str) -> Series:
         """The sites whose path matches a glob pattern (``blocks.3*``), in axis order.

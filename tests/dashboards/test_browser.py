@@ -62,7 +62,9 @@ def visit(browser: Any, site: str) -> Iterator[Callable[..., Any]]:
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(WAIT)
-        page.on("console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None)
+        page.on(
+            "console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None
+        )
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
         page.goto(url + query)
