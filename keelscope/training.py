@@ -149,6 +149,9 @@ class Trainer:
         text: Where batches come from.
         config: How to train.
 
+    Raises:
+        UsageError: If the model is a reference model with a vocabulary smaller than the 256 bytes.
+
     Example:
         >>> from keelscope.models import build
         >>> from keelscope.text import Text
@@ -159,6 +162,9 @@ class Trainer:
     """
 
     def __init__(self, model: nn.Module, text: Text, config: TrainingConfig) -> None:
+        vocabulary = getattr(getattr(model, "config", None), "vocabulary", 256)
+        if vocabulary < 256:
+            raise UsageError(f"the model knows {vocabulary} tokens, text has 256 (bytes): build it with vocabulary=256")
         self.model = model
         self.text = text
         self.config = config

@@ -160,6 +160,13 @@ def test_what_cannot_be_trained_with_is_said_in_one_sentence(options, message):
     assert str(caught.value) == message
 
 
+def test_a_vocabulary_smaller_than_the_text_is_said(text):
+    with pytest.raises(
+        UsageError, match=r"the model knows 40 tokens, text has 256 \(bytes\): build it with vocabulary"
+    ):
+        Trainer(models.build("keel", **SMALL, vocabulary=40), text, QUICK)
+
+
 def test_epsilon_follows_its_schedule_step_by_step(text):
     schedule = EpsilonSchedule(start=1e-2, end=1e-6, steps=4)
     trainer = Trainer(models.build("keel", **SMALL), text, TrainingConfig(**{**config(), "epsilon": schedule}))
@@ -185,3 +192,15 @@ def test_ngpt_stays_on_the_sphere_while_training(text):
     train(model, text, QUICK)
     length = model.sublayers[1].branch.hidden.weight.norm(dim=-1)
     torch.testing.assert_close(length, torch.ones_like(length))
+
+
+def test_any_language_model_trains_with_decay_on_its_matrices_only(text):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(256, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 256))
+    model[1].bias.requires_grad_(requires_grad=False)
+    trainer = Trainer(model, text, QUICK)
+    matrices, others = trainer.optimizer.param_groups
+    assert [id(p) for p in matrices["params"]] == [id(model[0].weight), id(model[2].weight)]
+    assert [id(p) for p in others["params"]] == [id(model[1].weight), id(model[2].bias)]
+    assert (matrices["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert trainer.run().losses[-1] < math.log(256) + 1

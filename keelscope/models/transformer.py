@@ -66,6 +66,9 @@ class Transformer(nn.Module):
     def _entries(self) -> Iterable[SubLayer]:
         return cast("Iterable[SubLayer]", self.sublayers)
 
+    def _first(self) -> SubLayer:
+        return cast("SubLayer", self.sublayers[0])
+
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits of the next token at every position.
 
@@ -89,7 +92,7 @@ class Transformer(nn.Module):
         """Restore what the scheme asks of its weights; call it after each optimizer step (most schemes do nothing)."""
         for sublayer in self._entries():
             sublayer.after_step()
-        type(sublayer).constrain_ends(self.embedding, self.head)
+        self._first().constrain_ends(self.embedding, self.head)
 
     def parameter_groups(self, weight_decay: float) -> list[dict[str, object]]:
         """Groups for a torch optimizer: matrices of the branches, which some schemes scale; other matrices; the rest.
@@ -101,7 +104,7 @@ class Transformer(nn.Module):
             Groups with ``params``, ``weight_decay``, ``scale`` (factor on the learning rate) and, where a scheme asks
             for it, ``eps``.
         """
-        first = next(iter(self._entries()))
+        first = self._first()
         hidden = [p for sublayer in self._entries() for p in sublayer.branch.parameters() if p.ndim > 1]
         known = {id(p) for p in hidden}
         ends = [p for p in self.parameters() if p.ndim > 1 and id(p) not in known]

@@ -10,16 +10,17 @@ import torch
 
 from keelscope import models
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "schemes.md"
 
 
 def test_the_page_is_what_the_script_writes():
-    page = runpy.run_path(str(DOCS / "write_schemes.py"))["page"]()
-    assert (DOCS / "schemes.md").read_text(encoding="utf-8") == page, "run python docs/write_schemes.py"
+    page = runpy.run_path(str(ROOT / "scripts" / "write_schemes.py"))["page"]()
+    assert PAGE.read_text(encoding="utf-8") == page, "run: python scripts/write_schemes.py"
 
 
 def test_the_page_has_every_scheme_and_every_option():
-    text = (DOCS / "schemes.md").read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     for name, scheme in models.SCHEMES.items():
         section = text.split(f"### {name}\n")[1].split("\n#")[0]
         for option in models.describe(scheme).options:
@@ -27,7 +28,7 @@ def test_the_page_has_every_scheme_and_every_option():
 
 
 def test_the_example_on_the_page_runs():
-    code = re.search(r"```python\n(.*?)```", (DOCS / "schemes.md").read_text(encoding="utf-8"), re.DOTALL)[1]
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)[1]
     scope = {}
     exec(code, scope)
     assert scope["model"](torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 256)

@@ -74,6 +74,39 @@ def test_hyper_connections_equation(run, rms, dynamic):
     torch.testing.assert_close(logits, model.head(rms(state.sum(-2))))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_mhc_equation(run, rms, dynamic):
+    generator = torch.Generator().manual_seed(0)
+    sublayers = []
+
+    def prepare(model):
+        sublayers.extend(model.sublayers)
+        for sublayer in sublayers:
+            for _, parameter in sublayer.named_parameters(recurse=False):
+                parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
+
+    def formula(index, state, F):
+        layer = sublayers[index]
+        read, write, mix = layer.read, layer.write, layer.mix
+        if dynamic:
+            shared = rms(state.flatten(-2)) @ layer.dynamic  # [batch, position, 3 + 3 + 9]
+            read = read + layer.dynamic_scale[0] * shared[..., :3]
+            write = write + layer.dynamic_scale[1] * shared[..., 3:6]
+            mix = mix + layer.dynamic_scale[2] * shared[..., 6:].reshape(*shared.shape[:-1], 3, 3)
+        matrix = mix.exp()
+        for _ in range(20):
+            matrix = matrix / matrix.sum(-2, keepdim=True)
+            matrix = matrix / matrix.sum(-1, keepdim=True)
+        reading = sum(state[..., i, :] / (1 + (-read[..., i, None]).exp()) for i in range(3))
+        output = F(rms(reading))
+        rows = [sum(matrix[..., i, j, None] * state[..., j, :] for j in range(3)) for i in range(3)]
+        return torch.stack([row + 2 / (1 + (-write[..., i, None]).exp()) * output for i, row in enumerate(rows)], -2)
+
+    start = {"start": lambda x: torch.stack([x] * 3, -2), "prepare": prepare}
+    model, logits, state = run("mhc", formula, **start, streams=3, dynamic=dynamic)
+    torch.testing.assert_close(logits, model.head(rms(state.sum(-2))))
+
+
 def test_hyper_connections_and_mhc_start_as_pre_ln_in_every_stream():
     expected = models.build("pre_ln", **SMALL, epsilon=0.0).double()(TOKENS)
     for scheme, tolerance in (("hyper_connections", 1e-12), ("mhc", 1e-6)):

@@ -1,4 +1,4 @@
-"""Write docs/schemes.md from the docstrings of the schemes: ``python docs/write_schemes.py``.
+"""Write docs/schemes.md from the docstrings of the schemes: ``python scripts/write_schemes.py``.
 
 A test compares the page with `page()`, so that it cannot go stale.
 """
@@ -14,12 +14,12 @@ from keelscope.models import SCHEMES, describe, init
 if TYPE_CHECKING:
     from keelscope.models import SchemeInfo
 
-PAGE = Path(__file__).with_name("schemes.md")
+PAGE = Path(__file__).parents[1] / "docs" / "schemes.md"
 
 INTRODUCTION = """\
 # Residual schemes
 
-<!-- Written by docs/write_schemes.py from the docstrings of keelscope.models.schemes. Edit those. -->
+<!-- Written by scripts/write_schemes.py from the docstrings of keelscope.models.schemes. Edit those. -->
 
 Each reference model is a decoder-only transformer with one flat stack of residual sub-layers (attention, feed-forward,
 attention, ...). A scheme says how a sub-layer's branch meets the stream. `keelscope train NAME` trains one, and
@@ -64,7 +64,7 @@ def _cell(text: str) -> str:
 
 
 def _table(schemes: list[SchemeInfo]) -> str:
-    rows = [f"| [{info.name}](#{info.name}) | {_cell(info.equation)} | {_cell(info.expect)} |" for info in schemes]
+    rows = [f"| [`{info.name}`](#{info.name}) | {_cell(info.equation)} | {_cell(info.expect)} |" for info in schemes]
     return "\n".join(["| scheme | equation | expect |", "|---|---|---|", *rows, ""])
 
 
