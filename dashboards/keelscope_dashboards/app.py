@@ -48,6 +48,9 @@ _INDEX = """<!DOCTYPE html>
 </html>"""
 
 
+ASSETS_SECONDS = 3600  # assets carry their time of change in the address
+
+
 def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK) -> Dash:
     """The app over one index of runs; its ``.server`` is an ordinary WSGI application.
 
@@ -70,6 +73,7 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
         enable_mcp=False,
         add_log_handler=False,
     )
+    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = ASSETS_SECONDS
     app.layout = lambda: overview(run_states(index, judge), title=index.title)
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))

@@ -107,9 +107,10 @@ def verdict_cards(states: Sequence[RunState]) -> list[Any]:
         states: all runs.
 
     Returns:
-        The cards; a file that cannot be read gets one with the reason.
+        The cards, at the end those of files that cannot be read, with the reason.
     """
-    return [_broken_card(state) if state.error else _card(state) for state in states]
+    readable = [_card(state) for state in states if not state.error]
+    return [*readable, *(_broken_card(state) for state in states if state.error)]
 
 
 def _card(state: RunState) -> html.Button:
