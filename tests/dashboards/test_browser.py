@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads clean and offline, and pointer, keyboard, theme and live data do what they say."""
+"""The page in a real browser: it loads clean and offline; pointer, keys, theme and live data do what they say."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from werkzeug.serving import make_server
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 WAIT = 20_000  # ms, for a loaded machine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
@@ -27,7 +33,7 @@ if not CHROMIUM.exists():
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
         yield chromium
         chromium.close()
 
@@ -127,7 +133,7 @@ def test_a_click_in_the_heatmap_moves_step_and_layer(visit: Callable[..., Any], 
     assert page.locator("#step").input_value() == "300"
     with open_run(runs_folder / "keel.h5") as run:
         truth = run["gradients/rms"].of("sublayers.32").at(300)[0]
-    mantissa, exponent = page.locator("#value").inner_text().split(" × 10")
+    mantissa, exponent = page.locator("#value").inner_text().split(" \N{MULTIPLICATION SIGN} 10")
     power = int(exponent.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")))
     assert float(mantissa) * 10**power == pytest.approx(truth, rel=0.006)
 
@@ -155,8 +161,8 @@ def test_the_heatmap_is_painted_with_the_colours_of_its_cells(visit: Callable[..
             const x = Math.round(chart.px((tile.edges[bin] + tile.edges[bin + 1]) / 2) * chart.ratio);
             const y = Math.round(chart.py(layer + 1) * chart.ratio);
             const code = tile.codes[bin * tile.layers + layer];
-            const at = 4 * (y * chart.canvas.width + x);
-            out.push([`rgb(${shown[at]},${shown[at + 1]},${shown[at + 2]})`, ks.css(view.scene.colours[table[code & 0xffff]])]);
+            const at = 4 * (y * chart.canvas.width + x), wanted = view.scene.colours[table[code & 0xffff]];
+            out.push([`rgb(${shown[at]},${shown[at + 1]},${shown[at + 2]})`, ks.css(wanted)]);
           }
           return out;
         }"""
