@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["skeleton"]
 
 MAX_CARDS = 12
-PANELS = ("heatmap", "profile", "history", "findings")
+BOXES = (
+    "panel heatmap-panel",
+    "panel profile-panel",
+    "slider",
+    "readout",
+    "panel history-panel",
+    "panel findings-panel",
+)
 
 
 def skeleton(states: Sequence[RunState], title: str) -> str:
@@ -34,7 +41,7 @@ def skeleton(states: Sequence[RunState], title: str) -> str:
     """
     order = sorted(states, key=lambda state: bool(state.error))
     cards = "".join(_card(state) for state in order[:MAX_CARDS])
-    panels = "".join(f'<div class="panel {name}-panel"></div>' for name in PANELS)
+    panels = "".join(f'<div class="{box}"></div>' for box in BOXES)
     charts = f'<div class="toolbar"></div><div class="linked">{panels}</div>' if states else ""
     return (
         '<div id="skeleton" aria-hidden="true"><div class="top"><span class="logo"></span>'
