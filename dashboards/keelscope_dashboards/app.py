@@ -14,6 +14,7 @@ from dash import ClientsideFunction, Dash, Input, Output
 from keelscope_dashboards import cards, guard
 from keelscope_dashboards.api import blueprint
 from keelscope_dashboards.page import overview
+from keelscope_dashboards.skeleton import skeleton
 from keelscope_dashboards.state import run_states
 from keelscope_dashboards.theme import DARK, LIGHT, Palette
 
@@ -48,6 +49,9 @@ _INDEX = """<!DOCTYPE html>
 </html>"""
 
 
+ASSETS_SECONDS = 3600  # assets carry their time of change in the address
+
+
 def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK) -> Dash:
     """The app over one index of runs; its ``.server`` is an ordinary WSGI application.
 
@@ -70,12 +74,25 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
         enable_mcp=False,
         add_log_handler=False,
     )
+    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = ASSETS_SECONDS
     app.layout = lambda: overview(run_states(index, judge), title=index.title)
+    _paint_early(app, index, judge)
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))
     policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)])
     guard.install(app.server, hosts=hosts, policy=policy)
     return app
+
+
+def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
+    """Put the skeleton beside the entry point of the page."""
+    whole = app.interpolate_index
+
+    def with_skeleton(*, app_entry: str, **parts: str) -> str:
+        first = skeleton(run_states(index, judge), index.title)
+        return str(whole(app_entry=first + app_entry, **parts))
+
+    app.interpolate_index = with_skeleton
 
 
 def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:

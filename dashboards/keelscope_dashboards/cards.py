@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from keelscope_dashboards.state import RunState
     from keelscope_dashboards.verdicts import Figure, Note
 
-__all__ = ["findings", "findings_count", "run_list", "verdict_cards"]
+__all__ = ["WORDS", "findings", "findings_count", "lead", "run_list", "verdict_cards"]
 
 STATUS = {"live": "Recording", "finished": "Finished", "stopped": "Stopped", "error": "Cannot be read"}
 WORDS = {
@@ -107,9 +107,27 @@ def verdict_cards(states: Sequence[RunState]) -> list[Any]:
         states: all runs.
 
     Returns:
-        The cards; a file that cannot be read gets one with the reason.
+        The cards, at the end those of files that cannot be read, with the reason.
     """
-    return [_broken_card(state) if state.error else _card(state) for state in states]
+    readable = [_card(state) for state in states if not state.error]
+    return [*readable, *(_broken_card(state) for state in states if state.error)]
+
+
+def lead(sentence: str) -> str:
+    """The sentence up to its slope, which the numbers of the card say again; the whole is in the tooltip.
+
+    Args:
+        sentence: of a verdict.
+
+    Returns:
+        Its beginning.
+
+    Example:
+        >>> lead("It shrinks: x0.1 over 9 blocks, slope 0.1 decades per block, S = 1.0.")
+        'It shrinks: x0.1 over 9 blocks.'
+    """
+    beginning, cut, _ = sentence.partition(", slope ")
+    return f"{beginning}." if cut else sentence
 
 
 def _card(state: RunState) -> html.Button:
@@ -118,7 +136,7 @@ def _card(state: RunState) -> html.Button:
     return html.Button(
         [
             _card_head(state),
-            html.Span(_lead(state.verdict.sentence), className="sentence", title=state.verdict.sentence),
+            html.Span(lead(state.verdict.sentence), className="sentence", title=state.verdict.sentence),
             html.Span([numbers, picture], className="evidence"),
         ],
         className="card",
@@ -126,12 +144,6 @@ def _card(state: RunState) -> html.Button:
         id=f"card-{state.id}",
         **{"data-run": state.id},
     )
-
-
-def _lead(sentence: str) -> str:
-    """The sentence up to its slope, which the numbers below it say again; the whole is in the tooltip."""
-    lead, cut, _ = sentence.partition(", slope ")
-    return f"{lead}." if cut else sentence
 
 
 def _broken_card(state: RunState) -> html.Div:

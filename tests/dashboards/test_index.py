@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -120,3 +123,22 @@ def test_a_removed_file_leaves_the_list(kit: ModuleType, tmp_path: Path) -> None
     Path(tmp_path / "a.h5").unlink()
     assert [run.name for run in index.refresh().values()] == ["b"]
     index.close()
+
+
+def test_a_killed_run_is_stopped_and_keeps_its_rows(kit: ModuleType, tmp_path: Path) -> None:
+    script = (
+        "import importlib.util, os, signal, sys\n"
+        f"spec = importlib.util.spec_from_file_location('kit', {kit.__file__!r})\n"
+        "kit = sys.modules['kit'] = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(kit)\n"
+        f"writer = kit.RunWriter({str(tmp_path / 'killed.h5')!r}, kit.layout_of(8))\n"
+        "for row in kit.rows_of('keel', 8, 12):\n"
+        "    writer.append(row)\n"
+        "writer.flush()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    with kit.served(tmp_path) as app:
+        state = app.judged()["killed"]
+        assert (state.status, state.rows) == ("stopped", 12)
+        assert state.verdict.headline == "flat"

@@ -145,7 +145,7 @@
     const name = tile.labels[layer - 1];
     const words = { [ks.ABSENT]: "not observed", [ks.NAN]: "NaN", [ks.INF]: "Inf", [ks.ZERO]: "exactly 0" };
     const about = code in words ? [words[code]] : [ks.value(level), `${ks.signed(code * tile.unit)} decades`];
-    return [about.join(" · "), `layer ${ks.count(layer)}${name ? ` · ${name}` : ""}`, steps];
+    return [about.join(" · "), `${tile.depth} ${ks.count(layer)}${name ? ` · ${name}` : ""}`, steps];
   }
 
   function click(view, event) {
@@ -258,8 +258,8 @@
     const level = exact ? exact.levels[view.layer - 1] : ks.levelAt(tile, bin, view.layer - 1);
     set("pooled", tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
     set("profile-step", `at step ${ks.count(step)}`);
-    set("history-layer", `layer ${ks.count(view.layer)}`);
-    set("where", `${run.name}, layer ${ks.count(view.layer)}, step ${ks.count(step)}`);
+    set("history-layer", `${tile.depth} ${ks.count(view.layer)}`);
+    set("where", `${run.name}, ${tile.depth} ${ks.count(view.layer)}, step ${ks.count(step)}`);
     set("value", ks.value(level));
     buttons(view, run);
   };

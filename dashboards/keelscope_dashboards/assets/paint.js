@@ -137,13 +137,20 @@
       pen = true;
     }
     context.stroke();
-    const every = Math.max(1, Math.floor(xs.length / 6));
-    const start = Math.min(xs.length - 1, Math.floor(every * (0.3 + 0.22 * style.slot)) % every);
-    for (let i = start; i < xs.length; i += every) {
-      if (Number.isFinite(xs[i]) && Number.isFinite(ys[i])) ks.paintMarker(context, style.symbol, xs[i], ys[i], 4, style.halo);
-    }
+    markers(context, xs, ys, style);
     context.globalAlpha = 1;
   };
+
+  // About six markers per line, never closer than 40 pixels, shifted by run so that they do not hide each other.
+  function markers(context, xs, ys, style) {
+    const every = Math.max(1, Math.floor(xs.length / 6));
+    let [lastX, lastY] = [Infinity, Infinity];
+    for (let i = Math.floor(every * (0.3 + 0.22 * style.slot)) % every; i < xs.length; i += every) {
+      if (!Number.isFinite(xs[i]) || !Number.isFinite(ys[i]) || Math.hypot(xs[i] - lastX, ys[i] - lastY) < 40) continue;
+      [lastX, lastY] = [xs[i], ys[i]];
+      ks.paintMarker(context, style.symbol, xs[i], ys[i], 4, style.halo);
+    }
+  }
 
   const SHAPES = {
     circle: (c, x, y, r) => c.arc(x, y, r, 0, 2 * Math.PI),

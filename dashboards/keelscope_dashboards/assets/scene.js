@@ -72,18 +72,27 @@
       this.heatmap.say([this.view.whyEmpty()]);
     }
 
+    // Steps of all shown runs, or of the focused one alone where it would be a sliver among them.
     stepRange(tile) {
       const { view } = this;
       if (view.zoomX) return view.zoomX;
-      let low = tile.edges[0], high = tile.edges[tile.bins];
+      const own = this.extent(view.run(view.focus), tile);
+      let [low, high] = own;
       for (const run of view.shown()) {
         const other = view.data.tile(run.id, view.panel);
         if (!other || !other.bins) continue;
-        low = Math.min(low, other.edges[0]);
-        high = Math.max(high, other.edges[other.bins]);
-        if (run.status === "live") high = Math.max(high, run.planned > run.head ? run.planned : ks.roomFor(other.edges[other.bins]));
+        const [from, to] = this.extent(run, other);
+        low = Math.min(low, from);
+        high = Math.max(high, to);
       }
-      return [low, high];
+      return own[1] - own[0] < (high - low) / 3 ? own : [low, high];
+    }
+
+    // First and last step of a run; one that is being written gets room for what is to come.
+    extent(run, tile) {
+      const end = tile.edges[tile.bins];
+      if (run.status !== "live") return [tile.edges[0], end];
+      return [tile.edges[0], Math.max(end, run.planned > run.head ? run.planned : ks.roomFor(end))];
     }
 
     // Range of the level axes: wide enough for all shown runs but stray cells; it only grows while the same runs are shown.
@@ -152,6 +161,7 @@
           ys[i] = chart.py(spread(i, tile.layers, own.layers));
         }
         ks.paintLine(context, xs, ys, this.style(run));
+        zeroTicks(context, levels, (i) => [0, ys[i] - 0.75, 6, 1.5], this.colour(run));
         notes.push(...this.offAxis(run, levels));
       }
       chart.say(notes);
@@ -200,6 +210,8 @@
         ys[bin] = chart.py(ks.levelAt(tile, bin, layer));
       }
       ks.paintLine(context, xs, ys, style);
+      const levels = { length: tile.bins, at: (bin) => ks.levelAt(tile, bin, layer) };
+      zeroTicks(context, levels, (bin) => [xs[bin] - 0.75, chart.height - 6, 1.5, 6], style.colour);
     }
 
     drawBand(chart, context, band, style) {
@@ -218,11 +230,12 @@
     drawThumbs() {
       for (const canvas of document.querySelectorAll("canvas[data-thumb]")) {
         const tile = this.view.data.tile(canvas.dataset.thumb, this.view.panel);
-        if (tile && tile.bins) this.drawThumb(canvas, tile);
+        if (tile && tile.bins && this.view.run(canvas.dataset.thumb)) this.drawThumb(canvas, tile);
       }
     }
 
     drawThumb(canvas, tile) {
+      const run = this.view.run(canvas.dataset.thumb);
       const key = `${tile.revision}|${this.view.panel}|${this.scheme}`;
       if (canvas.painted === key || !canvas.clientWidth) return;
       canvas.painted = key;
@@ -230,9 +243,8 @@
       canvas.width = Math.round(canvas.clientWidth * ratio);
       canvas.height = Math.round(canvas.clientHeight * ratio);
       const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
-      const run = this.view.run(canvas.dataset.thumb);
-      const end = run && run.status === "live" ? Math.max(tile.edges[tile.bins], run.planned) : tile.edges[tile.bins];
-      ks.paintCells(image, tile, { x0: tile.edges[0], x1: end, y0: 0.5, y1: tile.layers + 0.5 }, this.look);
+      const [start, end] = this.extent(run, tile);
+      ks.paintCells(image, tile, { x0: start, x1: end, y0: 0.5, y1: tile.layers + 0.5 }, this.look);
       context.putImageData(image, 0, 0);
     }
 
@@ -252,6 +264,12 @@
 
   // Position of layer index i of a run with `layers` layers on an axis of `on` layers: by relative depth.
   const spread = (i, layers, on) => (layers === on ? i + 1 : layers === 1 ? (on + 1) / 2 : 1 + (i * (on - 1)) / (layers - 1));
+
+  // Exact zeros have no place on an axis of powers: short ticks at its low end.
+  function zeroTicks(context, levels, box, colour) {
+    context.fillStyle = colour;
+    for (let i = 0; i < levels.length; i++) if (levels.at(i) === -Infinity) context.fillRect(...box(i));
+  }
 
   const NO_TICKS = { values: [], text: [] };
 

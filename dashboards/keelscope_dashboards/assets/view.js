@@ -251,7 +251,9 @@
         const on = element.dataset.run === this.focus;
         element.classList.toggle("focused", on);
         element.setAttribute("aria-current", on ? "true" : "false");
+        if (on && this.focus !== this.revealed) element.scrollIntoView({ block: "nearest", inline: "nearest" });
       }
+      this.revealed = this.focus;
       for (const eye of document.querySelectorAll("[data-show]")) {
         eye.setAttribute("aria-pressed", this.hidden && this.hidden.has(eye.dataset.show) ? "false" : "true");
       }

@@ -1,0 +1,78 @@
+"""Retake the pictures of the dashboard: ``python docs/take_screenshots.py RUNS [FOLDER]``.
+
+RUNS is a folder of run files, for example what ``keelscope demo`` has recorded; FOLDER is docs/images by default. Needs
+the package playwright and a Chromium (``CHROMIUM`` names another one than /usr/bin/chromium).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+from werkzeug.serving import make_server
+
+from keelscope_dashboards.app import create_app
+from keelscope_dashboards.index import RunIndex
+from keelscope_dashboards.state import run_states
+from keelscope_dashboards.verdicts import Judge
+
+CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
+ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+SHOTS = (
+    ("overview-light.png", "light", {"width": 1440, "height": 900}, 1.0),
+    ("overview-dark.png", "dark", {"width": 1440, "height": 900}, 1.0),
+    ("overview-phone.png", "light", {"width": 390, "height": 844}, 2.0),
+)
+
+
+def main() -> None:
+    runs = Path(sys.argv[1])
+    folder = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent / "images")
+    folder.mkdir(parents=True, exist_ok=True)
+    with served(runs) as url, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
+        for name, scheme, size, scale in SHOTS:
+            take(browser, url, folder / name, {"color_scheme": scheme, "viewport": size, "device_scale_factor": scale})
+            print(folder / name)
+        browser.close()
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[str]:
+    """The dashboard over a folder, every verdict ready."""
+    index, judge = RunIndex([runs]), Judge()
+    server = make_server("127.0.0.1", 0, create_app(index, judge).server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    while any(state.verdict.headline == "pending" for state in run_states(index, judge)):
+        time.sleep(0.1)
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        judge.close()
+        index.close()
+
+
+def take(browser: Browser, url: str, path: Path, profile: dict[str, Any]) -> None:
+    """One picture, the whole page where it is longer than the window."""
+    context = browser.new_context(**profile)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("#value:not(:empty)")
+    page.wait_for_timeout(1500)
+    page.screenshot(path=path, full_page=True)
+    context.close()
+
+
+if __name__ == "__main__":
+    main()
