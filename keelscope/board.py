@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope.errors import ProbeError
 from keelscope.statistics import Terms
 
 __all__ = ["Board", "Fetched", "Slot"]
@@ -41,8 +42,13 @@ class Board:
 
         Returns:
             Where the terms will be found after `fetch`.
+
+        Raises:
+            ProbeError: if the terms do not give one number per column.
         """
-        values = terms.of(*tensors)  # [column]
+        values = terms.of(*tensors).detach()  # [column]
+        if values.dim() != 1 or len(values) != len(terms.columns):
+            raise ProbeError(f"terms {terms.name!r} gave shape {list(values.shape)}, expected [{len(terms.columns)}].")
         key = (values.device, terms)
         with self._lock:  # autograd calls hooks from one thread per device
             parts = self._parts[key]

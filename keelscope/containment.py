@@ -9,7 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from keelscope.errors import RecordingWarning
 
-__all__ = ["contained"]
+__all__ = ["contained", "warn_once"]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -30,18 +30,27 @@ def contained(method: Callable[Concatenate[_T, _P], None]) -> Callable[Concatena
         try:
             method(self, *args, **kwargs)
         except Exception as error:
-            _warn_once(self, error)
+            warn_once(self, error)
 
     return safe
 
 
-def _warn_once(owner: object, error: Exception) -> None:
-    failures: set[str] = owner.__dict__.setdefault("_failures", set())
-    text = f"{type(error).__name__}: {error}"
-    if text not in failures:
-        failures.add(text)
+def warn_once(owner: object, error: Exception, probe: str = "") -> None:
+    """Say once per kind of failure what is missing.
+
+    Args:
+        owner: keeps what was said.
+        error: what went wrong.
+        probe: name of the probe whose code it was, if known.
+    """
+    failures: set[tuple[str, str]] = owner.__dict__.setdefault("_failures", set())
+    kind = (probe, type(error).__name__ if probe else f"{type(error).__name__}: {error}")
+    if kind not in failures:
+        failures.add(kind)
+        who = f"Probe {probe!r}" if probe else "A keelscope probe"
+        what = f"{type(error).__name__}: {error}".rstrip(".")
         warnings.warn(
-            f"A keelscope probe failed and its values are missing; training is not affected ({text}).",
+            f"{who} failed and its values are missing; training is not affected ({what}).",
             RecordingWarning,
             stacklevel=4,
         )

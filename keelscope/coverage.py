@@ -24,15 +24,14 @@ class Seen:
 
     called: Container[int]
     """Identity of modules with a recorded call."""
-    with_gradient: Container[int]
-    """Identity of modules whose output received a gradient."""
-    parameters: Container[int]
-    """Identity of parameters that received a gradient."""
+    with_gradient: Container[int] | None
+    """Identity of modules whose output received a gradient; None if no probe looks at gradients of outputs."""
+    parameters: Container[int] | None
+    """Identity of parameters that received a gradient; None if no probe looks at gradients of parameters."""
     lost: Mapping[int, str]
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
-    compiled: bool = False
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> tuple[CoverageEntry, ...]:
@@ -63,7 +62,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
         return "not_selected", "The site selection leaves it out."
     if key not in seen.called:
         return _uncalled(module, seen)
-    if seen.backward and key not in seen.with_gradient:
+    if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
         if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
@@ -74,7 +73,7 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
     """A module that did not run as a module: idle, or used without calling it."""
     if is_container(module):
         return "container", "It only holds other modules and is not called itself."
-    if any(id(p) in seen.parameters for p in module.parameters(recurse=False)):
+    if seen.parameters and any(id(p) in seen.parameters for p in module.parameters(recurse=False)):
         return "coverage_gap", (
             "Its parameters received gradients, but no call of the module was seen: the model uses the parameters or "
             "module.forward() directly."
@@ -84,12 +83,14 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
 
 def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
     path, parameter = watched.site.path, watched.parameter
-    if id(parameter) in seen.parameters:
+    if seen.parameters is not None and id(parameter) in seen.parameters:
         return CoverageEntry(path, "parameter", "observed")
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
     if not parameter.requires_grad:
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
+    if seen.parameters is None:
+        return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")
     if not seen.backward:
         return CoverageEntry(path, "parameter", "no_backward", "No backward pass was seen.")
     status, reason = _gradientless(watched, plan.everything, seen)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import contained
+from keelscope.containment import contained, warn_once
 from keelscope.leaves import floating_leaves
 from keelscope.probe import Probe, Tap, Tensors
 from keelscope.sites import WatchedModule
@@ -114,11 +114,11 @@ class ModuleHooks:
     def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
         if in_backward():
-            known = reversed(step.calls)  # what ran last is recomputed first
-            call = next((c for c in known if c.site == site and not c.tracked and not c.recomputed), None)
-            if call is not None:
-                call.recomputed = True
-            return call
+            latest = next((c for c in reversed(step.calls) if c.site == site and not c.recomputed), None)
+            if latest is None or latest.tracked:
+                return None
+            latest.recomputed = True
+            return latest
         tracked = any(tensor.requires_grad for _, tensor in leaves)
         call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=self._inputs.pop(site, {}))
         step.calls.append(call)
@@ -162,10 +162,13 @@ class ModuleHooks:
     def _observe(self, site: int, tap: Tap, tensors: Tensors, module: nn.Module, board: Board) -> TermSlots:
         slots: TermSlots = {}
         for probe in self._probes[site]:
-            wanted = probe.tap is tap and self.every(probe)
-            view = probe.view(tuple(tensor.detach() for tensor in tensors), module) if wanted else None
-            if view is not None:
-                slots.update({(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)})
+            if probe.tap is tap and self.every(probe):
+                try:
+                    view = probe.view(tuple(tensor.detach() for tensor in tensors), module)
+                    if view is not None:
+                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+                except Exception as error:  # one probe's fault costs the others nothing
+                    warn_once(self, error, probe.name)
         return slots
 
 

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from keelscope.board import Slot
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import contained
+from keelscope.containment import contained, warn_once
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
 from keelscope.statistics import Terms
@@ -196,14 +196,19 @@ class ParameterHooks:
         """Slots of each tensor, computed together for each probe and terms."""
         found: list[TermSlots] = [{} for _ in tensors]
         for probe in self._by_tap[tap]:
-            if not self.every(probe):
-                continue
-            views = [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
-            for terms in terms_of(probe) if views else ():
-                slots = self._put_all(terms, [view for _, view in views])
-                for (k, _), slot in zip(views, slots, strict=True):
-                    found[k][probe.name, terms] = slot
+            if self.every(probe):
+                try:
+                    self._observe_all(probe, tensors, found)
+                except Exception as error:  # one probe's fault costs the others nothing
+                    warn_once(self, error, probe.name)
         return found
+
+    def _observe_all(self, probe: Probe, tensors: Sequence[tuple[int, Tensor]], found: list[TermSlots]) -> None:
+        views = [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
+        for terms in terms_of(probe) if views else ():
+            slots = self._put_all(terms, [view for _, view in views])
+            for (k, _), slot in zip(views, slots, strict=True):
+                found[k][probe.name, terms] = slot
 
     def _put_all(self, terms: Terms, views: list[tuple[Tensor, ...]]) -> list[Slot]:
         if all(len(view) == 1 for view in views):
@@ -219,9 +224,13 @@ class ParameterHooks:
         slots: TermSlots = {}
         for probe in self._probes[i]:
             if owner is not None and probe.tap is tap and self.every(probe):
-                view = probe.view(tuple(tensor.detach() for tensor in tensors), owner)
-                if view is not None:
-                    slots.update({(probe.name, terms): self._step.board.put(terms, view) for terms in terms_of(probe)})
+                try:
+                    view = probe.view(tuple(tensor.detach() for tensor in tensors), owner)
+                    if view is not None:
+                        board = self._step.board
+                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+                except Exception as error:
+                    warn_once(self, error, probe.name)
         return slots
 
     def _record(self, i: int) -> ParameterRecord:

@@ -178,7 +178,14 @@ def group_of(probe: Probe) -> str:
 
 def _check_groups(probes: Iterable[Probe]) -> None:
     owners: dict[tuple[str, str], str] = {}
+    axes: dict[str, Probe] = {}
     for probe in probes:
+        first = axes.setdefault(group_of(probe), probe)
+        if first.tap.of_module != probe.tap.of_module:
+            raise ProbeError(
+                f"probes {first.name!r} and {probe.name!r} share the group {group_of(probe)!r}, but one observes "
+                "modules and the other parameters; give one of them another group."
+            )
         for statistic in probe.statistics:
             other = owners.setdefault((group_of(probe), statistic.name), probe.name)
             if other != probe.name:

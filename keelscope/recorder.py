@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
+from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group
@@ -135,7 +136,11 @@ class Recorder:
             self.axes = {group: order.of(self.plan, found) for group, found in by_group(self.probes).items()}
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
-            found, seen = self._values(probe, step, fetched, factor)
+            try:
+                found, seen = self._values(probe, step, fetched, factor)
+            except Exception as error:  # one probe's fault costs the others nothing
+                warn_once(self, error, probe.name)
+                continue
             group, axis = group_of(probe), self.axes[group_of(probe)]
             row.values[group] |= {key: values[axis] for key, values in found.items()}
             if not probe.tap.of_module:
@@ -149,8 +154,15 @@ class Recorder:
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
         lost = {id(self.plan.modules[i].module): why for i, why in self.modules.lost.items()}
-        backward = bool(self._with_gradient or self._parameters_seen)
-        return coverage_table(self.plan, Seen(self._called, self._with_gradient, self._parameters_seen, lost, backward))
+        taps = {probe.tap for probe in self.probes}
+        seen = Seen(
+            self._called,
+            self._with_gradient if taps & {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT} else None,
+            self._parameters_seen if Tap.PARAMETER_GRADIENT in taps else None,
+            lost,
+            backward=bool(self._with_gradient or self._parameters_seen),
+        )
+        return coverage_table(self.plan, seen)
 
     def refresh_labels(self, model: nn.Module) -> None:
         """Label the sites anew: lazy modules have got their class and size by the first forward."""

@@ -152,14 +152,12 @@ def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: 
     Returns:
         Site index -> calls in order.
     """
-    by_tap = {probe.tap: probe for probe in probes if probe.tap.of_module}
+    probes = list(probes)
+    before, after = ([probe for probe in probes if probe.tap is tap] for tap in (Tap.INPUT, Tap.OUTPUT))
     found: dict[int, list[Call]] = {}
     for call in calls:
         leaves = {path: tuple(_norm(slots, fetched) for slots in events) for path, events in call.leaves.items()}
-        values = (
-            _plain(by_tap.get(Tap.INPUT), call.inputs, fetched),
-            _plain(by_tap.get(Tap.OUTPUT), call.outputs, fetched),
-        )
+        values = _plain(before, call.inputs, fetched), _plain(after, call.outputs, fetched)
         found.setdefault(call.site, []).append(Call(call.grad_enabled, *values, leaves))
     return found
 
@@ -177,16 +175,16 @@ def parameter_calls(records: Mapping[int, ParameterRecord], fetched: Fetched) ->
     return {i: ParameterCalls(tuple(_norm(slots, fetched) for slots in record.leaf)) for i, record in records.items()}
 
 
-def _plain(probe: Probe | None, slots: TermSlots, fetched: Fetched) -> dict[str, float]:
+def _plain(probes: Iterable[Probe], slots: TermSlots, fetched: Fetched) -> dict[str, float]:
     """Scalar statistics of one observation, with the number of entries."""
-    if probe is None or not slots:
-        return {}
     plain: dict[str, float] = {}
-    for statistic in probe.statistics:
-        terms = _look_up(slots[probe.name, statistic.terms], fetched)
-        if not statistic.dims:
-            plain[statistic.name] = float(statistic.of(terms))
-            plain.setdefault("count", float(statistic.terms.named(terms).get("count", np.nan)))
+    for probe in probes:
+        for statistic in probe.statistics:
+            slot = slots.get((probe.name, statistic.terms))
+            if slot is not None and not statistic.dims:
+                terms = _look_up(slot, fetched)
+                plain.setdefault(statistic.name, float(statistic.of(terms)))
+                plain.setdefault("count", float(statistic.terms.named(terms).get("count", np.nan)))
     return plain
 
 

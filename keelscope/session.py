@@ -314,18 +314,13 @@ class Watch:
                 self._begin_row()
 
     def _layout(self, scalars: tuple[str, ...]) -> RunLayout:
-        model = self._model
+        model, recorder = self._model, self._recorder
         assert model is not None
-        self._recorder.refresh_labels(model)
+        recorder.refresh_labels(model)
         layout = draw_layout(
-            model,
-            self._recorder.plan,
-            self._recorder.probes,
-            self._recorder.axes,
-            title=self._title,
-            config=self._config,
+            model, recorder.plan, recorder.probes, recorder.axes, title=self._title, config=self._config
         )
-        return with_coverage(layout, scalars, self._recorder.coverage())
+        return with_coverage(layout, scalars, recorder.coverage())
 
 
 def _admits_nothing(_: bool) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from keelscope.errors import UnknownNameError
-from keelscope.stacks import find_stacks, is_container
+from keelscope.stacks import class_name, find_stacks, is_container, is_wrapper, unwrapped
 from keelscope.store.schema import Site, Stack
 
 __all__ = ["Selector", "SitePlan", "WatchedModule", "WatchedParameter", "clean_path", "plan_sites"]
@@ -24,7 +24,6 @@ __all__ = ["Selector", "SitePlan", "WatchedModule", "WatchedParameter", "clean_p
 Selector = str | re.Pattern[str] | type | tuple[type, ...] | Callable[[str, nn.Module], bool]
 
 _WRAPPER_NAMES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
-_WRAPPER_CLASSES = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule", "CheckpointWrapper"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
     Raises:
         UnknownNameError: if a selector matches no module; near matches are listed.
     """
-    root = _unwrapped(model)
+    root = unwrapped(model)
     everything = tuple(_clean_modules(root))
     stacks, members = find_stacks(everything)
     labels = _Labels(everything, members)
@@ -97,17 +96,10 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
     return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The user's model inside data-parallel and compile wrappers."""
-    while type(model).__name__ in _WRAPPER_CLASSES:
-        model = next(model.children())
-    return model
-
-
 def _clean_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for path, module in root.named_modules():
         parametrization = path == "parametrizations" or ".parametrizations" in f".{path}"
-        if type(module).__name__ not in _WRAPPER_CLASSES and not parametrization:
+        if not is_wrapper(module) and not parametrization:
             yield clean_path(path), module
 
 
@@ -127,7 +119,7 @@ class _Labels:
         stack, position = self.place(path)
         numel = sum(_numel(p) for p in module.parameters(recurse=False))
         return Site(
-            path, _class_name(module), self.role(path, module), stack, position, numel, self.aliases.get(path, ())
+            path, class_name(module), self.role(path, module), stack, position, numel, self.aliases.get(path, ())
         )
 
     def role(self, path: str, module: nn.Module) -> str:
@@ -145,16 +137,6 @@ class _Labels:
             if found:
                 return found
         return "", -1
-
-
-def _class_name(module: nn.Module) -> str:
-    """The user's class name, also after FSDP2 (``FSDPLinear``) or a parametrization (``ParametrizedLinear``)."""
-    cls = type(module)
-    for prefix in ("FSDP", "Parametrized"):
-        if cls.__name__.startswith(prefix) and len(cls.__mro__) > 2:
-            inner = [base for base in cls.__mro__[1:] if base.__name__ == cls.__name__[len(prefix) :]]
-            return inner[0].__name__ if inner else cls.__name__
-    return cls.__name__
 
 
 def _module_aliases(root: nn.Module) -> dict[str, tuple[str, ...]]:

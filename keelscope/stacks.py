@@ -14,11 +14,39 @@ from torch import nn
 
 from keelscope.store.schema import Stack
 
-__all__ = ["find_stacks", "is_container"]
+__all__ = ["class_name", "find_stacks", "is_container", "is_wrapper", "unwrapped"]
 
 Members = dict[str, tuple[str, int]]
 _Entry = tuple[str, str, nn.Module]
 """Path of the container, path of the entry, the entry."""
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule", "CheckpointWrapper"})
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether a module only wraps the user's one: data-parallel, compiled, checkpointed."""
+    return type(module).__name__ in _WRAPPERS
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The user's module inside wrappers."""
+    while is_wrapper(module):
+        module = next(module.children())
+    return module
+
+
+def class_name(module: nn.Module) -> str:
+    """The user's class name, also after FSDP2 (``FSDPLinear``) or a parametrization (``ParametrizedLinear``)."""
+    return _user_class(module).__name__
+
+
+def _user_class(module: nn.Module) -> type[nn.Module]:
+    cls = type(unwrapped(module))
+    for prefix in ("FSDP", "Parametrized"):
+        if cls.__name__.startswith(prefix) and len(cls.__mro__) > 2:
+            inner = [base for base in cls.__mro__[1:] if base.__name__ == cls.__name__[len(prefix) :]]
+            cls = inner[0] if inner else cls
+    return cls
 
 
 def is_container(module: nn.Module) -> bool:
@@ -69,22 +97,23 @@ def _entry_groups(path: str, container: nn.Module) -> list[list[tuple[str, nn.Mo
     blocks = [(name, child) for name, child in children if _is_block(child)]
     if isinstance(container, nn.ModuleList) and len(blocks) == len(children):
         return [blocks] if blocks else []
-    by_class = defaultdict(list)
+    by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = defaultdict(list)
     for name, child in blocks:
-        by_class[type(child)].append((name, child))
-    uniform = len(children) > 1 and len({type(child) for _, child in children}) == 1
+        by_class[_user_class(child)].append((name, child))
+    uniform = len(children) > 1 and len({_user_class(child) for _, child in children}) == 1
     if uniform and not blocks and not is_container(children[0][1]) and any(True for _ in children[0][1].parameters()):
         return [children]
     return [group for group in by_class.values() if len(group) > 1 or isinstance(container, nn.Sequential)]
 
 
 def _is_block(module: nn.Module) -> bool:
+    module = unwrapped(module)
     return not is_container(module) and any(module.children()) and any(True for _ in module.parameters())
 
 
 def _family(path: str, container: nn.Module, entries: list[tuple[str, nn.Module]]) -> tuple[str, str]:
     """Sequential siblings of the same block class are one stack; a ModuleList stands for itself."""
-    kind = type(entries[0][1]).__qualname__
+    kind = _user_class(entries[0][1]).__qualname__
     return (path.rpartition(".")[0], kind) if type(container) is nn.Sequential and path else (path + "/", kind)
 
 
@@ -94,7 +123,7 @@ def _as_stacks(families: list[list[_Entry]]) -> tuple[tuple[Stack, ...], Members
     for family in families:
         containers = list(dict.fromkeys(container for container, _, _ in family))
         path = ",".join(container or "." for container in containers)
-        kinds = list(dict.fromkeys(type(child).__name__ for _, _, child in family))
+        kinds = list(dict.fromkeys(class_name(child) for _, _, child in family))
         if any(stack.path == path for stack in stacks):
             path = f"{path}:{kinds[0]}"
         stacks.append(Stack(path, "/".join(kinds[:3]), len(family), _declared_sublayers(family)))
@@ -106,6 +135,6 @@ def _as_stacks(families: list[list[_Entry]]) -> tuple[tuple[Stack, ...], Members
 
 def _declared_sublayers(family: list[_Entry]) -> int:
     """Residual sub-layers per entry, if the block class says so with an int attribute `residual_sublayers`."""
-    declared = {getattr(type(child), "residual_sublayers", 0) for _, _, child in family}
+    declared = {getattr(_user_class(child), "residual_sublayers", 0) for _, _, child in family}
     value = declared.pop() if len(declared) == 1 else 0
     return value if isinstance(value, int) else 0
