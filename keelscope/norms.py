@@ -1,0 +1,231 @@
+"""What a normalisation layer computes, as a record: kind, gain, shift, epsilon, and which entries share one scale.
+
+`keelscope.recognition` finds the form of a module, `keelscope.jacobian` has the closed forms of its derivative. Every
+form but two is a *row norm*: the input is cut into rows of n entries, and a row x becomes
+
+    y = gamma c / s + beta,    c = x - mean(x) or x,    m = mean(c^2),    s = s(m, eps).
+
+For LayerNorm a row is a token, for GroupNorm a group of channels of one sample, for BatchNorm a channel over the whole
+batch. BatchNorm in evaluation and DyT act entry by entry.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from keelscope.entries import constant
+
+__all__ = [
+    "Floor",
+    "Kind",
+    "Layout",
+    "NormForm",
+    "Unit",
+    "fold",
+    "folded_gain",
+    "normalise",
+    "row_scale",
+    "running_scale",
+    "unfold",
+]
+
+Kind = Literal["layer", "rms", "scale", "group", "instance", "batch", "batch_eval", "dyt"]
+Layout = Literal["last", "channel", "groups", "batch"]
+"""Where a row lies: the last dimensions, dimension 1 at each place, a group of channels with all their places, or one
+channel over all samples and places."""
+Floor = Literal["root", "sum", "max"]
+"""How epsilon keeps s above 0: ``sqrt(m + eps)``, ``sqrt(m) + eps`` or ``max(sqrt(m), eps)``."""
+Unit = Literal["rms", "length"]
+"""What a row is divided by: the root of the mean of its squares, or of their sum (then m is the sum)."""
+
+_CENTRED = frozenset({"layer", "group", "instance", "batch"})
+_ENTRYWISE = frozenset({"batch_eval", "dyt"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormForm:
+    """One norm at one moment; its tensors are the module's own, detached."""
+
+    kind: Kind
+    gamma: Tensor | float = 1.0
+    """Gain, ``[width]`` or a single number. Factors such as sqrt(d) or 1 + weight are in it."""
+    beta: Tensor | float = 0.0
+    """Shift, ``[width]`` or a single number."""
+    eps: float | None = 0.0
+    """None: the machine epsilon of the input's type, float32 for narrower ones (torch's RMSNorm without eps)."""
+    shape: tuple[int, ...] = ()
+    """Last dimensions that make up a row (empty: the last one, of any length), or the number of channels."""
+    layout: Layout = "last"
+    floor: Floor = "root"
+    unit: Unit = "rms"
+    groups: int = 1
+    dimensions: int = 0
+    """Dimensions of a batched input where the norm takes unbatched ones too; 0 for any number."""
+    mean: Tensor | None = None
+    """Running mean ``[channel]``, for ``batch_eval``."""
+    variance: Tensor | None = None
+    """Running variance ``[channel]``, for ``batch_eval``."""
+    slope: Tensor | float = 1.0
+    """a of ``gamma tanh(a x) + beta``, for ``dyt``."""
+
+    @property
+    def width(self) -> int:
+        """Number of gains a vector of them has."""
+        return math.prod(self.shape)
+
+    @property
+    def centred(self) -> bool:
+        """Whether the mean of a row is taken away."""
+        return self.kind in _CENTRED
+
+    @property
+    def entrywise(self) -> bool:
+        """Whether each entry goes its own way, so that the Jacobian is diagonal."""
+        return self.kind in _ENTRYWISE
+
+    def epsilon(self, dtype: torch.dtype) -> float:
+        """Epsilon for an input of this type."""
+        if self.eps is not None:
+            return self.eps
+        return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+
+    def accepts(self, x: Tensor) -> bool:
+        """Whether the norm can be applied to a tensor of this shape."""
+        if x.layout is not torch.strided or not x.is_floating_point() or x.numel() == 0 or x.is_nested:
+            return False
+        if self.layout == "last":
+            return x.dim() >= max(1, len(self.shape)) and tuple(x.shape[x.dim() - len(self.shape) :]) == self.shape
+        return x.dim() >= max(2, self.dimensions) and tuple(x.shape[1:2]) == self.shape
+
+
+def fold(form: NormForm, x: Tensor) -> Tensor:
+    """Cut an input into rows.
+
+    Args:
+        form: how rows lie; its entry-wise kinds are cut like their layout says.
+        x: an input that the form accepts.
+
+    Returns:
+        ``[batch, repeat, width, place]``: a row is ``[width, place]``, and gamma has an entry per (repeat, width). A
+        view where strides allow it.
+
+    Example:
+        >>> fold(NormForm("group", shape=(6,), layout="groups", groups=2), torch.zeros(5, 6, 7)).shape
+        torch.Size([5, 2, 3, 7])
+    """
+    if form.layout == "last":
+        return x.reshape(-1, 1, math.prod(form.shape or x.shape[-1:]), 1)
+    channels = form.shape[0]
+    if form.layout == "channel":
+        return x.movedim(1, -1).reshape(-1, 1, channels, 1)
+    if form.layout == "groups":
+        return x.reshape(x.shape[0], form.groups, channels // form.groups, -1)
+    return x.reshape(x.shape[0], channels, -1).transpose(0, 1).reshape(1, channels, 1, -1)
+
+
+def unfold(form: NormForm, rows: Tensor, like: Tensor) -> Tensor:
+    """Put rows ``[batch, repeat, width, place]`` back where `fold` took them from in a tensor like `like`."""
+    shape = like.shape
+    if form.layout == "channel":
+        return rows.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    if form.layout == "batch":
+        return rows.reshape(shape[1], shape[0], -1).transpose(0, 1).reshape(shape)
+    return rows.reshape(shape)
+
+
+def folded_gain(form: NormForm, values: Tensor | float, rows: Tensor) -> Tensor:
+    """A gain, shift or slope in float64 as it lies over folded rows.
+
+    Args:
+        form: how rows lie.
+        values: ``[width]`` or a single number.
+        rows: folded rows, for their device.
+
+    Returns:
+        ``[repeat, width]``; 1 stands for either where there is only one value.
+    """
+    if not isinstance(values, Tensor):
+        return constant(values, rows.device).reshape(1, 1)
+    wide = values.to(torch.float64)
+    if wide.numel() == 1:
+        return wide.reshape(1, 1)
+    if form.layout == "batch":
+        return wide.reshape(-1, 1)
+    return wide.reshape(form.groups if form.layout == "groups" else 1, -1)
+
+
+def row_scale(form: NormForm, mean_square: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Scale of each row, and how much of a radial change epsilon lets through.
+
+    Args:
+        form: a row norm.
+        mean_square: of the (centred) rows, any shape.
+        size: entries in a row.
+        dtype: type of the input the rows come from.
+
+    Returns:
+        1/s, and 1 - rho with rho = d log s / d log sqrt(m): ``eps / (m + eps)`` for ``sqrt(m + eps)``. Both like
+        `mean_square`.
+
+    Example:
+        >>> row_scale(NormForm("rms", eps=1.0), torch.tensor([3.0]), 8, torch.float32)
+        (tensor([0.5000]), tensor([0.2500]))
+    """
+    eps = form.epsilon(dtype)
+    m = mean_square if form.unit == "rms" else mean_square * size
+    if form.floor == "root":
+        shifted = m + eps
+        return shifted.rsqrt(), eps / shifted
+    root = m.sqrt()
+    if form.floor == "sum":
+        return 1 / (root + eps), eps / (root + eps)
+    return 1 / root.clamp(min=eps), (root < eps).to(m.dtype)
+
+
+def running_scale(form: NormForm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """What BatchNorm in evaluation does to each channel.
+
+    Args:
+        form: of kind ``batch_eval``.
+        dtype: type of the input.
+
+    Returns:
+        Running mean, ``1 / sqrt(variance + eps)`` and ``eps / (variance + eps)``, each ``[channel]`` in float64.
+    """
+    assert form.mean is not None
+    assert form.variance is not None
+    shifted = form.variance.to(torch.float64) + form.epsilon(dtype)
+    return form.mean.to(torch.float64), shifted.rsqrt(), form.epsilon(dtype) / shifted
+
+
+def normalise(form: NormForm, x: Tensor) -> Tensor:
+    """The norm itself, in float64: what a module of this form puts out.
+
+    Args:
+        form: the norm.
+        x: an input that it accepts.
+
+    Returns:
+        Float64, like `x`.
+
+    Example:
+        >>> normalise(NormForm("layer", shape=(2,)), torch.tensor([[1.0, 5.0]])).tolist()
+        [[-1.0, 1.0]]
+    """
+    rows = fold(form, x).to(torch.float64)  # [batch, repeat, width, place]
+    gamma, beta, slope = (folded_gain(form, t, rows)[..., None] for t in (form.gamma, form.beta, form.slope))
+    if form.kind == "dyt":
+        unit = torch.tanh(slope * rows)
+    elif form.kind == "batch_eval":
+        mean, scale, _ = running_scale(form, x.dtype)
+        unit = (rows - mean[:, None, None]) * scale[:, None, None]
+    else:
+        centred = rows - rows.mean((-2, -1), keepdim=True) if form.centred else rows
+        mean_square = centred.square().mean((-2, -1), keepdim=True)
+        unit = centred * row_scale(form, mean_square, rows.shape[2] * rows.shape[3], x.dtype)[0]
+    return unfold(form, unit * gamma + beta, x)
