@@ -1,0 +1,210 @@
+"""The weights on shortcut and branch: what kind each is, its value, and the parameter behind it.
+
+`keelscope.additions` says which operands of which nodes the weights are; they are read here, once, while the graph is
+alive. What a node saved is read only where no hook would run (an activation checkpoint runs the user's forward again);
+otherwise a value comes from the parameter itself or stays unknown.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from keelscope.additions import Factor, Terms
+from keelscope.graph import Key
+
+__all__ = ["Coefficient", "Coefficients", "product", "total"]
+
+_RANK = ("one", "constant", "buffer", "learnable scalar", "learnable vector", "gate (token)", "unknown")
+_LOOKUPS = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather"})
+_MOST_NODES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficient:
+    """The weight a or b in ``a x + b F(x)``."""
+
+    kind: str = "one"
+    """one, constant, buffer, learnable scalar, learnable vector, gate (token) (depends on the data), or unknown."""
+    value: float | None = 1.0
+    """Its value at the recorded step, of several entries the mean; None if it cannot be read."""
+    parameter: str | None = None
+    """Path of the parameter or buffer it is computed from, the first one if there are several."""
+    site: str | None = None
+    """Path of the module whose output it is, if any."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the weight is exactly 1 and fixed."""
+        return self.kind == "one"
+
+
+UNKNOWN = Coefficient("unknown", None)
+
+
+def product(coefficients: Sequence[Coefficient]) -> Coefficient:
+    """The product of weights: the value if all are known, the kind of the least simple one.
+
+    Args:
+        coefficients: the weights.
+
+    Returns:
+        One weight.
+
+    Example:
+        >>> product([Coefficient("constant", 2.0), Coefficient("learnable scalar", 0.5, "alpha")])
+        Coefficient(kind='learnable scalar', value=1.0, parameter='alpha', site=None)
+    """
+    values = [coefficient.value for coefficient in coefficients]
+    return _joined(coefficients, None if None in values else math.prod(value for value in values if value is not None))
+
+
+def total(coefficients: Sequence[Coefficient]) -> Coefficient:
+    """The sum of weights on the same tensor.
+
+    Args:
+        coefficients: the weights, at least one.
+
+    Returns:
+        One weight.
+
+    Example:
+        >>> total([Coefficient(), Coefficient("constant", -0.25)])
+        Coefficient(kind='constant', value=0.75, parameter=None, site=None)
+    """
+    if len(coefficients) == 1:
+        return coefficients[0]
+    values = [coefficient.value for coefficient in coefficients]
+    return _joined(coefficients, None if None in values else math.fsum(value for value in values if value is not None))
+
+
+def _joined(coefficients: Sequence[Coefficient], value: float | None) -> Coefficient:
+    kind = max((coefficient.kind for coefficient in coefficients), key=_RANK.index, default="one")
+    if kind == "unknown":
+        return UNKNOWN
+    if kind in {"one", "constant"}:
+        return Coefficient() if value == 1.0 else Coefficient("constant", value)
+    leading = next(coefficient for coefficient in coefficients if coefficient.kind == kind)
+    return replace(leading, value=value)
+
+
+class Coefficients:
+    """Reads weights of one graph.
+
+    Args:
+        terms: the graph and how to take it apart.
+        model: the model, for the names of parameters and buffers.
+        sites: path of the module that put out a tensor.
+        dropped: tensors that a dropout module put out.
+    """
+
+    def __init__(self, terms: Terms, model: nn.Module, sites: Mapping[Key, str], dropped: set[Key]) -> None:
+        self._terms = terms
+        self._sites = sites
+        self._dropped = dropped
+        self._parameters = {id(p): name for name, p in model.named_parameters()}
+        fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
+        self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if tensor.numel() and not tensor.is_meta}
+
+    def of(self, factors: Sequence[Factor]) -> Coefficient:
+        """The product of factors as one weight; factors that drop entries at random count as 1."""
+        return product([self.read(factor) for factor in factors])
+
+    def read(self, factor: Factor) -> Coefficient:
+        """One factor as a weight."""
+        if factor.node < 0:
+            return UNKNOWN if factor.value is None else product([Coefficient("constant", factor.value)])
+        graph = self._terms.graph
+        key = graph.inputs[factor.node][factor.slot] if factor.slot < len(graph.inputs[factor.node]) else None
+        saved = self._saved(factor)
+        found = self._fixed_weight(factor, saved) if key is None else self._learned(key, saved)
+        if found.value is None:
+            return found
+        value = found.value
+        if factor.inverse:
+            value = math.inf if value == 0 else 1 / value
+        elif factor.complement:
+            value = 1 - value
+        if found.kind == "one" and value != 1:
+            return Coefficient("constant", value)
+        return replace(found, value=value)
+
+    def _saved(self, factor: Factor) -> Tensor | None:
+        """What a node kept, unless getting it would run a hook."""
+        node = self._terms.graph.nodes[factor.node]
+        raw = getattr(node, factor.saved.replace("_saved", "_raw_saved"), None)
+        if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+            return None
+        try:
+            value = getattr(node, factor.saved)
+        except RuntimeError:  # changed in place since, or freed by a backward pass
+            return None
+        return value.detach() if isinstance(value, Tensor) else None
+
+    def _fixed_weight(self, factor: Factor, saved: Tensor | None) -> Coefficient:
+        """A weight that needs no gradient: a number, a buffer, a frozen parameter or a dropout mask."""
+        if (factor.node, 0) in self._dropped:
+            return Coefficient()
+        if saved is None:
+            return UNKNOWN
+        name = self._fixed.get(saved.data_ptr()) if saved.numel() else None
+        if name is not None:
+            return Coefficient("buffer", _mean(saved), name)
+        if saved.numel() > 1 and _is_mask(saved):
+            return Coefficient()
+        value = _mean(saved)
+        return Coefficient() if value == 1.0 and saved.numel() == 1 else Coefficient("constant", value)
+
+    def _learned(self, key: Key, saved: Tensor | None) -> Coefficient:
+        graph = self._terms.graph
+        leaf = graph.leaf(graph.origin(key))
+        value = _mean(saved) if saved is not None else None if leaf is None else _mean(leaf.detach())
+        names, depends = self._leaves(key)
+        name = next(iter(names), None)
+        site = self._sites.get(key)
+        if depends:
+            return Coefficient("gate (token)", value, name, site)
+        if name is None:
+            return UNKNOWN
+        kind = "learnable scalar" if graph.numel(key) == 1 else "learnable vector"
+        return Coefficient(kind, value, name, site)
+
+    def _leaves(self, key: Key) -> tuple[list[str], bool]:
+        """Parameters behind a tensor, nearest first, and whether data is behind it too."""
+        graph = self._terms.graph
+        names: dict[str, None] = {}
+        queue, seen, depends = [key], {key}, False
+        for current in queue:
+            leaf = graph.leaf(current)
+            if leaf is not None:
+                name = self._parameters.get(id(leaf))
+                depends |= name is None
+                names.update({} if name is None else {name: None})
+                continue
+            inputs = graph.inputs[current[0]]
+            depends |= graph.names[current[0]] in _LOOKUPS or (graph.is_heavy(current[0]) and None in inputs[:2])
+            depends |= len(queue) > _MOST_NODES
+            if depends and names:
+                break
+            fresh = [source for source in inputs if source is not None and source not in seen]
+            seen.update(fresh)
+            queue.extend(fresh)
+        return list(names), depends
+
+
+def _mean(tensor: Tensor) -> float | None:
+    if tensor.is_meta or not tensor.numel() or tensor.is_complex():
+        return None
+    return float(tensor) if tensor.numel() == 1 else float(tensor.double().mean())
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether the entries are 0 and one number of at least 1, as dropout multiplies with."""
+    kept = tensor.max()
+    zero = tensor == 0
+    return bool(kept >= 1) and bool(zero.any()) and bool((zero | (tensor == kept)).all())
+
+

@@ -1,0 +1,188 @@
+"""The autograd graph of one forward as arrays: nodes in execution order, edges, and what kind of operation each is.
+
+`keelscope.additions` looks for residual additions in it, `keelscope.coefficients` reads the weights on them, and
+`keelscope.topology` collects the nodes to start from. The walk is iterative and visits every node once, so a stack of
+a thousand sub-layers costs no more per node than a small one. No saved tensor is touched here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import re
+from collections.abc import Iterable
+
+import torch
+from torch.autograd.graph import Node
+
+__all__ = ["ADDITIONS", "Graph", "Key", "operation"]
+
+Key = tuple[int, int]
+"""A tensor of the graph: index of the node that made it, and which of the node's outputs it is."""
+
+ADDITIONS = frozenset({"Add", "Sub", "Rsub", "Lerp", "Addcmul", "CopySlices"})
+"""Operations that may join a shortcut and a branch."""
+
+_SUFFIX = re.compile(r"Backward(\d*|Legacy)$")
+_HEAVY = re.compile(
+    r"^(\w*[Mm]m|\w*[Mm]v|Addr|Dot|Vdot|Outer|Bilinear|Cdist\w*|\w*Convolution\w*|\w*Conv[A-Z\d]\w*|Embedding\w*"
+    r"|\w*Attention\w*|\w*Rnn\w*|\w*Lstm\w*|Fft\w*|LinalgMatmul\w*|(Mkldnn|Quantized)?Linear|\w*MatMul\w*)$"
+)
+_NORM = re.compile(r"\w*(LayerNorm|RmsNorm|RMSNorm|GroupNorm|BatchNorm|InstanceNorm)\w*")
+_SAME_ENTRIES = frozenset(
+    {
+        "Alias", "AsStrided", "Clone", "Contiguous", "Expand", "FusedDropout", "NativeDropout", "Permute", "Reshape",
+        "ReshapeAlias", "Squeeze", "SwapAxes", "SwapDims", "T", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze",
+        "View", "ViewAs", "_UnsafeView",
+    }
+)  # fmt: skip
+_OPAQUE = frozenset({"CheckpointFunction", "CompiledFunction"})
+
+
+def operation(node: Node) -> str:
+    """Name of a node without suffix and namespace.
+
+    Args:
+        node: a node of the graph.
+
+    Returns:
+        ``"Mul"`` for ``MulBackward0``, ``"AccumulateGrad"`` for a leaf.
+
+    Example:
+        >>> operation((torch.ones(2, requires_grad=True) * 3).grad_fn)
+        'Mul'
+    """
+    return _SUFFIX.sub("", node.name().rpartition("::")[2])
+
+
+class Graph:
+    """Everything that leads to some tensors, earliest operation first.
+
+    Args:
+        roots: nodes to start from.
+    """
+
+    def __init__(self, roots: Iterable[Node]) -> None:
+        found, consumers = _reachable(roots)
+        self.nodes = _in_execution_order(found, consumers)
+        """Nodes, each after all nodes it takes its inputs from."""
+        self.index = {node: i for i, node in enumerate(self.nodes)}
+        self.names = [operation(node) for node in self.nodes]
+        self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]
+        """Per node its input tensors; None where one needs no gradient."""
+        self.readers: dict[Key, list[int]] = {}
+        """Per tensor the nodes that take it, one entry per use."""
+        for i, keys in enumerate(self.inputs):
+            for key in keys:
+                if key is not None:
+                    self.readers.setdefault(key, []).append(i)
+        self._heavy: dict[int, bool] = {}
+
+    def _inputs(self, node: Node) -> tuple[Key | None, ...]:
+        edges = node.next_functions
+        return tuple(None if source is None else (self.index[source], output) for source, output in edges)
+
+    def key(self, node: Node | None, output: int) -> Key | None:
+        """The tensor that a node puts out, or None if it is not in the graph."""
+        index = None if node is None else self.index.get(node)
+        return None if index is None else (index, output)
+
+    def shape(self, key: Key) -> tuple[int, ...] | None:
+        """Shape of a tensor; None where autograd does not keep it."""
+        metadata = getattr(self.nodes[key[0]], "_input_metadata", ())
+        try:
+            return tuple(int(size) for size in metadata[key[1]].shape)
+        except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
+            return None
+
+    def numel(self, key: Key) -> int | None:
+        """Number of entries of a tensor; None where autograd does not keep its shape."""
+        shape = self.shape(key)
+        return None if shape is None else math.prod(shape)
+
+    def leaf(self, key: Key) -> torch.Tensor | None:
+        """The leaf tensor behind a key, or None if an operation made it."""
+        if self.names[key[0]] != "AccumulateGrad":
+            return None
+        variable = self.nodes[key[0]].variable  # type: ignore[attr-defined]
+        return variable if isinstance(variable, torch.Tensor) else None
+
+    def is_heavy(self, index: int) -> bool:
+        """Whether a node mixes features or positions: product of matrices, convolution, embedding, attention."""
+        known = self._heavy.get(index)
+        if known is None:
+            known = self._heavy[index] = self._mixes(index)
+        return known
+
+    def _mixes(self, index: int) -> bool:
+        name = self.names[index]
+        if name in _OPAQUE or _HEAVY.match(name):
+            return True
+        if not isinstance(self.nodes[index], torch.autograd.function.BackwardCFunction):
+            return False
+        return any(key is not None and len(self.shape(key) or ()) > 1 for key in self._parameters(index))
+
+    def _parameters(self, index: int) -> list[Key]:
+        """Leaves among the inputs: a user-written operation on a matrix is taken for a product with it."""
+        return [key for key in self.inputs[index] if key is not None and self.leaf(key) is not None]
+
+    def is_opaque(self, index: int) -> bool:
+        """Whether a node hides a part of the model: a reentrant checkpoint, a compiled region."""
+        return self.names[index] in _OPAQUE
+
+    def is_norm(self, index: int) -> bool:
+        """Whether a node is a normalisation in one piece."""
+        return bool(_NORM.fullmatch(self.names[index]))
+
+    def is_transparent(self, index: int) -> bool:
+        """Whether a node keeps the entries: view, transposition, copy, cast, dropout in one piece."""
+        return self.names[index] in _SAME_ENTRIES
+
+    def origin(self, key: Key) -> Key:
+        """The tensor behind casts, views, copies and dropout in one piece."""
+        while self.is_transparent(key[0]):
+            source = self.inputs[key[0]][0]
+            if source is None:
+                break
+            key = source
+        return key
+
+
+def _reachable(roots: Iterable[Node]) -> tuple[set[Node], dict[Node, int]]:
+    """Every node behind the roots, and how often each is taken as input."""
+    found = set(roots)
+    stack = list(found)
+    consumers: dict[Node, int] = {}
+    while stack:
+        for source, _ in stack.pop().next_functions:
+            if source is None:
+                continue
+            consumers[source] = consumers.get(source, 0) + 1
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found, consumers
+
+
+def _in_execution_order(found: set[Node], consumers: dict[Node, int]) -> list[Node]:
+    """By autograd's own numbers, but each node after all it takes its inputs from."""
+    waiting = dict(consumers)
+    ready = [(-_number(node), position, node) for position, node in enumerate(found) if node not in waiting]
+    heapq.heapify(ready)
+    order: list[Node] = []
+    position = len(found)
+    while ready:
+        node = heapq.heappop(ready)[2]
+        order.append(node)
+        for source, _ in node.next_functions:
+            if source is None:
+                continue
+            waiting[source] -= 1
+            if not waiting[source]:
+                position += 1
+                heapq.heappush(ready, (-_number(source), position, source))
+    return order[::-1]
+
+
+def _number(node: Node) -> int:
+    return int(node._sequence_nr())  # type: ignore[attr-defined]

@@ -1,0 +1,225 @@
+"""Normalisations in an autograd graph, each crossed in one step: modules, fused operations, and norms written in pieces.
+
+`keelscope.topology` reports the calls of modules; what happened between the input and the output of a norm module
+belongs to it, however it is written. Outside such modules a fused node is a norm by its name, and a product is a norm if
+its smaller operand is the root of a mean, variance or length of the larger one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keelscope.additions import Norm, Terms
+from keelscope.graph import Graph, Key
+
+__all__ = ["ModuleCall", "Surroundings", "find_norms", "interior"]
+
+_ROOTS = frozenset({"Rsqrt", "Sqrt", "LinalgVectorNorm", "Norm"})
+_REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "LinalgVectorNorm", "Norm"})
+_LONGEST = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleCall:
+    """One call of a module during the forward, by tensors of the graph."""
+
+    path: str
+    inputs: tuple[Key, ...]
+    outputs: tuple[Key, ...]
+    kind: str = ""
+    """norm, dropout, recurrent, container (has children), or empty."""
+    span: tuple[int, int] = (-1, -1)
+    """Autograd's sequence numbers before and after the call; (-1, ...) where the beginning was not seen."""
+
+
+def find_norms(terms: Terms, norms: dict[Key, Norm], calls: Sequence[ModuleCall]) -> set[int]:
+    """Fill in every norm of a graph.
+
+    Args:
+        terms: the graph and how to take it apart.
+        norms: gets a norm per output tensor; `terms` looks at the same mapping.
+        calls: the module calls in the order in which they ended.
+
+    Returns:
+        Nodes that lie inside norms.
+    """
+    inside: set[int] = set()
+    modules = [call for call in calls if call.kind == "norm" and call.outputs]
+    for call in modules:
+        source = call.inputs[0] if call.inputs else None
+        if source != call.outputs[0]:
+            inside |= interior(terms.graph, call)
+            norms[call.outputs[0]] = Norm(call.path, source)
+    _fused(terms, norms, inside)
+    _written_in_pieces(terms, norms, inside, {key for call in calls for key in call.outputs})
+    for call in calls:
+        if not call.kind and call.inputs and call.outputs:
+            _by_behaviour(terms, norms, call)
+    _name(terms.graph, norms, calls)
+    return inside
+
+
+def interior(graph: Graph, call: ModuleCall) -> set[int]:
+    """Nodes between the inputs and the outputs of a call.
+
+    Args:
+        graph: the graph.
+        call: the call.
+
+    Returns:
+        Indices, outputs included, inputs not.
+    """
+    stop = {key[0] for key in call.inputs}
+    first = min(stop, default=-1)
+    stack = [key[0] for key in call.outputs if key[0] not in stop]
+    found = set(stack)
+    while stack:
+        for source in graph.inputs[stack.pop()]:
+            if source is not None and source[0] > first and source[0] not in stop and source[0] not in found:
+                found.add(source[0])
+                stack.append(source[0])
+    return found
+
+
+def _fused(terms: Terms, norms: dict[Key, Norm], inside: set[int]) -> None:
+    for index in range(len(terms.graph.nodes)):
+        if terms.graph.is_norm(index) and index not in inside:
+            norms.setdefault((index, 0), Norm("", terms.graph.inputs[index][0]))
+
+
+def _written_in_pieces(terms: Terms, norms: dict[Key, Norm], inside: set[int], outputs: set[Key]) -> None:
+    """``x * rsqrt(mean(x^2) + eps)`` and its relatives, with a gain and a bias that follow in the same module."""
+    graph = terms.graph
+    for index, name in enumerate(graph.names):
+        if name not in {"Mul", "Div"} or index in inside or (index, 0) in norms or None in graph.inputs[index]:
+            continue
+        source = _normalised(terms, index)
+        if source is None:
+            continue
+        key: Key | None = (index, 0)
+        while key is not None and key not in norms:
+            norms[key] = Norm("", source)
+            key = None if key in outputs else _with_gain(terms, key)
+
+
+def _normalised(terms: Terms, index: int) -> Key | None:
+    """What a product normalises, if its weight is computed from the tensor it scales."""
+    graph = terms.graph
+    carried = terms.scale(index)
+    if carried is None or not carried[1]:
+        return None
+    weight = graph.inputs[index][carried[1][0].slot]
+    centred = _centred(graph, carried[0])
+    origins = {graph.origin(carried[0]), graph.origin(centred)}
+    return centred if weight is not None and _is_size_of(graph, weight, origins) else None
+
+
+def _centred(graph: Graph, key: Key) -> Key:
+    """x where the tensor is x minus its mean."""
+    origin = graph.origin(key)
+    first, second = (*graph.inputs[origin[0]], None, None)[:2]
+    if graph.names[origin[0]] == "Sub" and first is not None and second is not None:
+        mean = graph.origin(second)
+        if graph.names[mean[0]] == "Mean" and graph.inputs[mean[0]][0] is not None:
+            return first
+    return key
+
+
+def _is_size_of(graph: Graph, key: Key, origins: set[Key]) -> bool:
+    """Whether a tensor is the root of a mean, variance or length of one of some tensors."""
+    rooted = reduced = False
+    queue, seen = [key], {key}
+    for current in queue:
+        if graph.origin(current) in origins:
+            return rooted and reduced
+        if len(queue) > _LONGEST or graph.is_heavy(current[0]):
+            return False
+        rooted |= graph.names[current[0]] in _ROOTS or _is_root_power(graph, current[0])
+        reduced |= graph.names[current[0]] in _REDUCTIONS
+        fresh = [source for source in graph.inputs[current[0]] if source is not None and source not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return False
+
+
+def _is_root_power(graph: Graph, index: int) -> bool:
+    """Whether a node is ``x ** p`` with p < 1 (a number, so that no saved tensor is read)."""
+    exponent = getattr(graph.nodes[index], "_saved_exponent", 2) if graph.names[index] == "Pow" else 2
+    return isinstance(exponent, int | float) and exponent < 1
+
+
+def _with_gain(terms: Terms, key: Key) -> Key | None:
+    """The tensor after a gain, bias or cast that is the only reader of a norm's output."""
+    graph = terms.graph
+    readers = graph.readers.get(key, [])
+    if len(readers) != 1 or graph.names[readers[0]] not in {"Mul", "Add", "ToCopy"}:
+        return None
+    others = [source for source in graph.inputs[readers[0]] if source not in {key, None}]
+    learned = all(source is not None and terms.is_parameter(source) for source in others)
+    return (readers[0], 0) if learned and (others or graph.names[readers[0]] == "ToCopy") else None
+
+
+def _by_behaviour(terms: Terms, norms: dict[Key, Norm], call: ModuleCall) -> None:
+    """A module without children that only scales and shifts a norm of its input, or a tanh of its scaled input."""
+    graph = terms.graph
+    key, source = call.outputs[0], call.inputs[0]
+    kind = ""
+    for _ in range(_LONGEST):
+        if graph.origin(key) == graph.origin(source):
+            if kind:
+                norms[call.outputs[0]] = Norm(call.path, source, kind)
+            return
+        norm = norms.get(key)
+        step = terms.scale(key[0])
+        if norm is not None and norm.source is not None:
+            key, kind = norm.source, "n"
+        elif graph.names[key[0]] == "Tanh" and graph.inputs[key[0]][0] is not None and not kind:
+            key, kind = _only(graph, key), "d"
+        elif step is not None:
+            key = step[0]
+        else:
+            return
+
+
+def _only(graph: Graph, key: Key) -> Key:
+    source = graph.inputs[key[0]][0]
+    return key if source is None else source
+
+
+def _name(graph: Graph, norms: dict[Key, Norm], calls: Sequence[ModuleCall]) -> None:
+    """Norms outside norm modules are named after the module around them: ``blocks.0:norm``."""
+    around = Surroundings(calls)
+    for key, norm in norms.items():
+        if not norm.path:
+            owner = around.of(graph, key[0])
+            norms[key] = Norm(f"{'' if owner is None else owner.path}:norm", norm.source, norm.kind)
+
+
+class Surroundings:
+    """Which module call a node was made in.
+
+    Args:
+        calls: module calls; those whose beginning was not seen are left out.
+    """
+
+    def __init__(self, calls: Sequence[ModuleCall]) -> None:
+        seen = sorted((call for call in calls if call.span[0] >= 0), key=lambda call: (call.span[0], -call.span[1]))
+        self._calls = seen
+        self._starts = [call.span[0] for call in seen]
+        self._parents: list[int] = []
+        open_calls: list[int] = []
+        for position, call in enumerate(seen):
+            while open_calls and seen[open_calls[-1]].span[1] < call.span[1]:
+                open_calls.pop()
+            self._parents.append(open_calls[-1] if open_calls else -1)
+            open_calls.append(position)
+
+    def of(self, graph: Graph, index: int) -> ModuleCall | None:
+        """The innermost call around a node; None outside all of them."""
+        number = int(graph.nodes[index]._sequence_nr())  # type: ignore[attr-defined]
+        position = bisect_right(self._starts, number) - 1
+        while position >= 0 and self._calls[position].span[1] <= number:
+            position = self._parents[position]
+        return self._calls[position] if position >= 0 else None

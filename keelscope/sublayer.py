@@ -1,0 +1,99 @@
+"""Records of a model's residual structure: `Sublayer`, one residual addition, and `Topology`, all of them.
+
+`keelscope.reading` makes them from an autograd graph; `keelscope.topology` is the front door. They hold names and numbers
+only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from keelscope.coefficients import Coefficient
+
+__all__ = ["Sublayer", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sublayer:
+    """One residual addition: ``x <- after(a x + b F(before(x)))``.
+
+    Sites are module paths. A norm that is no module of its own is named after the module around it:
+    ``blocks.0:norm``.
+    """
+
+    index: int
+    """Position in execution order, from 0."""
+    addition: str
+    """Autograd's name for the operation that adds."""
+    shortcut: str | None
+    """Site whose output enters as x, if any."""
+    branch: str | None
+    """Site whose output is the branch, weight b excluded, if any."""
+    alpha: Coefficient
+    """Weight a of the shortcut."""
+    beta: Coefficient
+    """Weight b of the branch."""
+    norm_before: str | None
+    """Norm through which the branch reads the stream."""
+    norm_after: str | None
+    """Norm on the sum: the shortcut passes it."""
+    branch_norm: str | None
+    """Norm on the branch's output."""
+    site: str | None
+    """Site whose output is the stream after this sub-layer, if any."""
+    branch_sites: tuple[str, ...]
+    """Modules that ran inside the branch, in the order in which they ended."""
+    form: str
+    """The equation, as in `keelscope.schemes_by_form.equation`; ``unknown`` if a part of it could not be read."""
+    schemes: tuple[str, ...]
+    """All schemes whose sub-layers have this form; empty if none has."""
+    inner_norm: str | None = None
+    """Norm right before the branch's last product of matrices."""
+    shortcut_norm: str | None = None
+    """Norm between the tensor that the branch reads and the addition, on the shortcut."""
+    entry: Coefficient = Coefficient()
+    """Weight c on what the branch reads."""
+    activation: str | None = None
+    """Activation on the sum: the shortcut passes it."""
+    read_by: str | None = None
+    """A module whose input is the stream after this sub-layer, if any."""
+    stream: int = 0
+    """Which stream it adds to: sub-layers of one stream follow each other without a product of matrices between."""
+    notes: tuple[str, ...] = ()
+    """What could not be read here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The residual sub-layers of a model in execution order."""
+
+    sublayers: tuple[Sublayer, ...]
+    schemes: tuple[tuple[str, ...], ...] = ()
+    """Per stream, the schemes that all its sub-layers follow."""
+    unknown: tuple[str, ...] = ()
+    """What could not be read, and why."""
+
+    def __len__(self) -> int:
+        return len(self.sublayers)
+
+    def of_stream(self, stream: int) -> tuple[Sublayer, ...]:
+        """The sub-layers of one stream.
+
+        Args:
+            stream: number of the stream.
+
+        Returns:
+            In execution order.
+        """
+        return tuple(sublayer for sublayer in self.sublayers if sublayer.stream == stream)
+
+    def forms(self) -> dict[str, int]:
+        """How many sub-layers have each form.
+
+        Returns:
+            Form -> number, in order of first appearance.
+        """
+        counts: dict[str, int] = {}
+        for sublayer in self.sublayers:
+            counts[sublayer.form] = counts.get(sublayer.form, 0) + 1
+        return counts
