@@ -190,7 +190,11 @@ class Terms:
             return self._lerp(index, first, second)
         if name == "Addcmul":
             return first, self._product(index, float(node._saved_value))  # type: ignore[attr-defined]
-        return tuple(replace(term, factors=(Factor(),)) for term in (first, second)) if len(graph.inputs[index]) == 2 else ()
+        return (
+            tuple(replace(term, factors=(Factor(),)) for term in (first, second))
+            if len(graph.inputs[index]) == 2
+            else ()
+        )
 
     def _lerp(self, index: int, start: Term, end: Term) -> tuple[Term, ...]:
         node = self.graph.nodes[index]

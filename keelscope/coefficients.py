@@ -206,5 +206,3 @@ def _is_mask(tensor: Tensor) -> bool:
     kept = tensor.max()
     zero = tensor == 0
     return bool(kept >= 1) and bool(zero.any()) and bool((zero | (tensor == kept)).all())
-
-

@@ -54,6 +54,8 @@ class ModuleHooks:
         """Whether a probe records on this step."""
         self.on_module: Callable[[nn.Module], None] = _ignore
         """Called with every watched module that has run."""
+        self.on_gradient: Callable[[], None] = _nothing
+        """Called with every gradient that arrives, before it is measured."""
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
@@ -153,6 +155,7 @@ class ModuleHooks:
     @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
+        self.on_gradient()
         slots = self._observe(hook.site, Tap.OUTPUT_GRADIENT, (gradient,), module, hook.board)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
@@ -231,7 +234,7 @@ class ForwardHook:
             hooks._after_forward(self.site, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _NO_OP
+        return NO_OP
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,10 +251,10 @@ class InputHook:
             hooks._before_forward(self.site, module, args, kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _NO_OP
+        return NO_OP
 
 
-_NO_OP = (getattr, (nullcontext(), "__exit__"))  # takes anything, returns None, unpickles without keelscope
+NO_OP = (getattr, (nullcontext(), "__exit__"))  # takes anything, returns None, unpickles without keelscope
 
 
 def _hookable(tensor: Tensor, inputs: object) -> Tensor:
@@ -277,6 +280,10 @@ def _is_tracing() -> bool:
 
 def _always(_: Probe) -> bool:
     return True
+
+
+def _nothing() -> None:
+    """Nobody asked."""
 
 
 def _ignore(_: nn.Module) -> None:

@@ -17,9 +17,9 @@ from torch import nn
 
 from keelscope.probe import Probe, Tap, group_of
 from keelscope.sites import SitePlan
-from keelscope.store.schema import CoverageEntry, GroupSpec, RunInfo, RunLayout, Site
+from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
 
-__all__ = ["AxisOrder", "by_group", "draw_layout", "with_coverage"]
+__all__ = ["AxisOrder", "by_group", "draw_layout"]
 
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
@@ -135,8 +135,3 @@ def _group(name: str, probes: Sequence[Probe], sites: tuple[Site, ...]) -> Group
         probe_version=max(probe.version for probe in probes),
         provenance=provenance,
     )
-
-
-def with_coverage(layout: RunLayout, scalars: tuple[str, ...], coverage: tuple[CoverageEntry, ...]) -> RunLayout:
-    """The layout with what is known once the first row is complete."""
-    return RunLayout(layout.info, layout.groups, scalars, coverage)

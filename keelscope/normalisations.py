@@ -117,7 +117,7 @@ def _normalised(terms: Terms, index: int) -> Key | None:
 
 
 def _centred(graph: Graph, key: Key) -> Key:
-    """x where the tensor is x minus its mean."""
+    """X where the tensor is x minus its mean."""
     origin = graph.origin(key)
     first, second = (*graph.inputs[origin[0]], None, None)[:2]
     if graph.names[origin[0]] == "Sub" and first is not None and second is not None:

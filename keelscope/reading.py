@@ -16,8 +16,8 @@ from keelscope.coefficients import Coefficients, product
 from keelscope.graph import Graph, Key
 from keelscope.normalisations import ModuleCall, Surroundings, find_norms, interior
 from keelscope.schemes_by_form import Parts, equation, schemes_of, schemes_of_stack
-from keelscope.sublayer import Sublayer, Topology
 from keelscope.sides import Sides
+from keelscope.sublayer import Sublayer, Topology
 from keelscope.trails import ACTIVATIONS, Trail, Trails
 
 __all__ = ["Reading"]
@@ -147,9 +147,7 @@ class Reading:
             notes=(branch.note,) if branch.note else (),
         )
 
-    def _own(
-        self, addition: Addition, link: _Link, branch: str | None, earlier: Sequence[Sublayer]
-    ) -> _Link:
+    def _own(self, addition: Addition, link: _Link, branch: str | None, earlier: Sequence[Sublayer]) -> _Link:
         """Cut off what follows the last sum but belongs to the model and not to the sub-layer (a final norm)."""
         keys = link.trail.keys[::-1]
         last = 0

@@ -36,6 +36,7 @@ from keelscope.rows import (
 )
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry
+from keelscope.structure import FirstLook
 
 __all__ = ["Recorder", "RowValues", "total_norm"]
 
@@ -78,6 +79,8 @@ class Recorder:
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
         self.modules.on_module = self.parameters.attach_owner
+        self.look = FirstLook(model, self.plan)
+        self.modules.on_gradient = self.look.read
         self.parameters.on_backward = self._backward_begins
         self.backward_begins: Callable[[], None] = _nothing
         """Called when a backward pass reaches a parameter, before anything of it is recorded."""
@@ -111,9 +114,12 @@ class Recorder:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
         self.modules.attach()
         self.parameters.attach()
+        if not self._recorded:
+            self.look.listen()
 
     def pause(self) -> None:
         """Take every hook off the model."""
+        self.look.stop()
         self.modules.detach()
         self.parameters.detach()
         self._stance.close()
@@ -148,6 +154,7 @@ class Recorder:
         self._note_coverage(step)
         if self._keep_calls:
             self._keep(step, fetched)
+        self.look.stop()
         self._recorded += 1
         return row
 
@@ -188,6 +195,7 @@ class Recorder:
         return 1e3 * seconds
 
     def _backward_begins(self) -> None:
+        self.look.read()
         self.backward_begins()
 
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:

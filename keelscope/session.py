@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -25,7 +26,7 @@ from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
 from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
 from keelscope.journal import Journal, as_number
-from keelscope.layout import draw_layout, with_coverage
+from keelscope.layout import draw_layout
 from keelscope.probe import Probe, Tap, group_of, resolve_probes
 from keelscope.recorder import Recorder, RowValues, total_norm
 from keelscope.schedule import Schedule, as_schedule
@@ -33,6 +34,7 @@ from keelscope.sites import Selector
 from keelscope.steps import ScalarPlaces, StepClock, as_optimizers
 from keelscope.store.reader import Run
 from keelscope.store.schema import CoverageEntry, RunLayout
+from keelscope.structure import count_sublayers, describe
 
 __all__ = ["Watch", "watch"]
 
@@ -317,10 +319,13 @@ class Watch:
         model, recorder = self._model, self._recorder
         assert model is not None
         recorder.refresh_labels(model)
+        topology = recorder.look.topology
         layout = draw_layout(
             model, recorder.plan, recorder.probes, recorder.axes, title=self._title, config=self._config
         )
-        return with_coverage(layout, scalars, recorder.coverage())
+        stacks = count_sublayers(layout.info.stacks, topology, recorder.plan)
+        info = replace(layout.info, stacks=stacks, sublayers=describe(topology))
+        return replace(layout, info=info, scalars=scalars, coverage=recorder.coverage())
 
 
 def _admits_nothing(_: bool) -> bool:

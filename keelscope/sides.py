@@ -120,5 +120,3 @@ def _letters(entry: Entry) -> str:
 def _written(entry: Entry, weight: Coefficient) -> str:
     letters = [*([] if weight.is_one else ["c"]), *([_letters(entry)] if entry.norms else []), "x"]
     return " ".join(letters) + (" + c" if entry.shifted and not entry.norms else "")
-
-

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -54,6 +54,12 @@ class SitePlan:
     everything: tuple[tuple[str, nn.Module], ...]
     """All modules with their clean path, selected or not, for the coverage."""
     stacks: tuple[Stack, ...]
+    entries: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Path of each stack entry -> path of its stack, position."""
+
+    def place(self, path: str) -> tuple[str, int]:
+        """Stack and position of the entry a path lies in, ``("", -1)`` outside every stack."""
+        return _place(path, self.entries)
 
 
 def clean_path(path: str) -> str:
@@ -93,7 +99,7 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
     labels = _Labels(everything, members)
     chosen = _chosen(everything, sites, labels)
     modules = tuple(WatchedModule(module, labels.of(path, module)) for path, module in everything if path in chosen)
-    return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks)
+    return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks, members)
 
 
 def _clean_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -130,13 +136,16 @@ class _Labels:
         return "branch" if self.place(path)[0] else "other"
 
     def place(self, path: str) -> tuple[str, int]:
-        """Stack and position of the entry a path lies in, ``("", -1)`` outside."""
-        parts = path.split(".")
-        for end in range(len(parts), 0, -1):
-            found = self.members.get(".".join(parts[:end]))
-            if found:
-                return found
-        return "", -1
+        return _place(path, self.members)
+
+
+def _place(path: str, entries: Mapping[str, tuple[str, int]]) -> tuple[str, int]:
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        found = entries.get(".".join(parts[:end]))
+        if found:
+            return found
+    return "", -1
 
 
 def _module_aliases(root: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -18,7 +18,20 @@ from keelscope.graph import ADDITIONS, Key
 __all__ = ["ACTIVATIONS", "Entry", "Trail", "Trails"]
 
 ACTIVATIONS = frozenset(
-    {"Relu", "Gelu", "Silu", "Elu", "LeakyRelu", "Hardtanh", "Hardswish", "Tanh", "Sigmoid", "Softplus", "Mish", "Prelu"}
+    {
+        "Relu",
+        "Gelu",
+        "Silu",
+        "Elu",
+        "LeakyRelu",
+        "Hardtanh",
+        "Hardswish",
+        "Tanh",
+        "Sigmoid",
+        "Softplus",
+        "Mish",
+        "Prelu",
+    }
 )
 _MOST_ENTRIES = 8
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import h5py
 
@@ -32,6 +33,7 @@ from keelscope.store.schema import (
     Site,
     Stack,
     StatisticSpec,
+    SublayerInfo,
 )
 
 __all__ = ["check_schema", "read_layout", "scalar_names"]
@@ -111,6 +113,7 @@ def _read_info(file: h5py.File) -> RunInfo:
         training_library=clean(library.strip()),
         seed=int_attribute(file, "seed", -1),
         stacks=_read_stacks(file),
+        sublayers=_read_sublayers(file),
         config=config if isinstance(config, dict) else {},
     )
 
@@ -126,6 +129,22 @@ def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RefusedError("attribute stacks of / does not describe stacks") from error
+
+
+def _read_sublayers(file: h5py.File) -> tuple[SublayerInfo, ...]:
+    sublayers = _json(file, "sublayers", "[]")
+    if not isinstance(sublayers, list):
+        raise RefusedError("attribute sublayers of / is not a list")
+    try:
+        return tuple(_read_sublayer(entry) for entry in sublayers)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError("attribute sublayers of / does not describe sub-layers") from error
+
+
+def _read_sublayer(entry: dict[str, Any]) -> SublayerInfo:
+    labels = {name: clean(entry[name]) for name in ("form", "site", "branch", "norm_before", "norm_after")}
+    alpha = None if entry["alpha"] is None else float(entry["alpha"])
+    return SublayerInfo(**labels, schemes=tuple(clean(name) for name in entry["schemes"]), alpha=alpha)
 
 
 def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:

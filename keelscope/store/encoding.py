@@ -97,6 +97,7 @@ def _write_root(file: h5py.File, layout: RunLayout) -> None:
             "n_parameters": np.int64(info.n_parameters),
             "seed": np.int64(info.seed),
             "stacks": _json([asdict(stack) for stack in info.stacks]),
+            "sublayers": _json([asdict(sublayer) for sublayer in info.sublayers]),
             "run_config": _json(redacted(info.config)),
             "groups": " ".join(group.name for group in layout.groups),
             "default": SCALARS,

@@ -23,6 +23,7 @@ __all__ = [
     "Site",
     "Stack",
     "StatisticSpec",
+    "SublayerInfo",
 ]
 
 SCHEMA_VERSION = "1.0"
@@ -64,6 +65,26 @@ class Stack:
     """Residual sub-layers per entry; 0 when it is not known, and depth is then counted in entries."""
     main: bool = False
     """Whether the headline is drawn from this stack (the longest one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SublayerInfo:
+    """One residual addition of the model, as read from the autograd graph of the first recorded step."""
+
+    form: str
+    """Its equation, for example ``"n(a x + F(n x))"``; ``"unknown"`` where a part could not be read."""
+    schemes: tuple[str, ...] = ()
+    """Every residual scheme of that form."""
+    site: str = ""
+    """Module whose output is the stream after it, ``""`` if none is."""
+    branch: str = ""
+    """Module whose output is the branch, ``""`` if none is."""
+    norm_before: str = ""
+    """Norm through which the branch reads the stream."""
+    norm_after: str = ""
+    """Norm on the sum."""
+    alpha: float | None = None
+    """Weight of the shortcut, if it is one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +144,8 @@ class RunInfo:
     """For example ``"torch 2.13.0"``."""
     seed: int = -1
     stacks: tuple[Stack, ...] = ()
+    sublayers: tuple[SublayerInfo, ...] = ()
+    """Residual sub-layers in execution order; empty where none were found or the structure could not be read."""
     config: Mapping[str, object] = field(default_factory=dict)
     """JSON values given by the user or by `keelscope train`."""
 
