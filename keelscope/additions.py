@@ -157,11 +157,11 @@ class Terms:
 
     def _modulates(self, index: int, slot: int) -> bool:
         """Whether an operand of a product is the weight: smaller than the product, a parameter, or a gate."""
-        key, other = self.graph.inputs[index][slot], self.graph.inputs[index][1 - slot]
+        key, other = (*self.graph.inputs[index], None)[slot], (*self.graph.inputs[index], None)[1 - slot]
         if key is None or other is None or self.graph.names[index] == "Div":
             return key is None
         whole, own, others = (_padded(self.graph.shape(k)) for k in ((index, 0), key, other))
-        if own != others and others == whole:
+        if own != others and (others == whole or _last(own) < _last(others) == _last(whole)):
             return True
         if self.is_parameter(key) != self.is_parameter(other):
             return self.is_parameter(key)
@@ -348,3 +348,7 @@ def _padded(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
         return None
     start = next((i for i, size in enumerate(shape) if size != 1), len(shape))
     return shape[start:]
+
+
+def _last(shape: tuple[int, ...] | None) -> int:
+    return shape[-1] if shape else 1

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from keelscope.additions import Factor, Terms
@@ -136,7 +137,10 @@ class Coefficients:
         """What a node kept, unless getting it would run a hook."""
         node = self._terms.graph.nodes[factor.node]
         raw = getattr(node, factor.saved.replace("_saved", "_raw_saved"), None)
-        if raw is None or getattr(raw, "unpack_hook", raw) is not None:
+        if raw is None:  # a plain number
+            number = getattr(node, factor.saved, None)
+            return torch.tensor(number) if isinstance(number, int | float) else None
+        if getattr(raw, "unpack_hook", raw) is not None:
             return None
         try:
             value = getattr(node, factor.saved)

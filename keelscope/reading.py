@@ -107,7 +107,8 @@ class Reading:
     def _record(self, addition: Addition, link: _Link, earlier: Sequence[Sublayer], place: tuple[int, int]) -> Sublayer:
         chain, depth = place
         shortcut, branch = self._sides.shortcut(addition), self._sides.branch(addition)
-        branch_site = self._site(branch.output, outermost=True)
+        outputs = (found[-1] for key in branch.outputs if (found := self._outputs.get(key)))
+        branch_site = next((self._paths[call] for call in outputs), None)
         if not link.is_found:
             link = self._own(addition, link, branch_site, [s for s in earlier if s.stream == chain])
         after = [event for event in reversed(link.trail.events) if isinstance(event, Norm) or event in ACTIVATIONS]
@@ -183,11 +184,9 @@ class Reading:
         ahead = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
         return next((entry for entry in ahead if entry in self._entries), "")
 
-    def _site(self, key: Key, *, outermost: bool = False) -> str | None:
-        """A module that put out a tensor: a stack entry, or else the innermost or outermost one."""
+    def _site(self, key: Key) -> str | None:
+        """A module that put out a tensor: a stack entry, or else the innermost one."""
         found = [self._paths[i] for i in self._outputs.get(key, ())]
-        if outermost:
-            return found[-1] if found else None
         return next((path for path in found if path in self._entries), found[0] if found else None)
 
     def _site_of_stream(self, link: _Link) -> str | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,8 @@ class BranchSide:
     inner_norm: str | None
     region: tuple[Key, ...]
     """Tensors of the branch, stream tensor excluded."""
-    output: Key
-    """The tensor that is the branch, weight excluded."""
+    outputs: tuple[Key, ...]
+    """The tensor that is the branch, weight excluded, then the same before dropout, casts and views."""
     note: str = ""
     """What could not be read."""
 
@@ -84,17 +85,17 @@ class Sides:
             norm,
             None if inner is None else inner.path,
             tuple(key for key in region if key != addition.stream),
-            self._output(ends[0]),
+            self._outputs(ends[0]) if len(ends) == 1 else (),
             note,
         )
 
-    def _output(self, end: Trail) -> Key:
-        """The branch behind its weights; a mask of dropout is no weight."""
-        output = end.keys[0]
-        for key, following in zip(end.keys, end.keys[1:], strict=False):
+    def _outputs(self, end: Trail) -> tuple[Key, ...]:
+        outputs = [end.keys[0]]
+        for key, following in itertools.pairwise(end.keys):
             if not self._trails.weight(key, self._weights).is_one:
-                output = following
-        return output
+                outputs.clear()
+            outputs.append(following)
+        return tuple(outputs)
 
 
 def _common(weights: Sequence[Coefficient]) -> Coefficient:
