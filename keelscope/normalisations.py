@@ -93,7 +93,12 @@ def _written_in_pieces(terms: Terms, norms: dict[Key, Norm], inside: set[int], o
     """``x * rsqrt(mean(x^2) + eps)`` and its relatives, with a gain and a bias that follow in the same module."""
     graph = terms.graph
     for index, name in enumerate(graph.names):
-        if name not in {"Mul", "Div"} or index in inside or (index, 0) in norms or len(set(graph.inputs[index]) - {None}) < 2:
+        if (
+            name not in {"Mul", "Div"}
+            or index in inside
+            or (index, 0) in norms
+            or len(set(graph.inputs[index]) - {None}) < 2
+        ):
             continue
         source = _normalised(terms, index)
         if source is None:

@@ -6,6 +6,8 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from keelscope.diagnosis.structure import forms_of
+
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import NamedProfile
     from keelscope.diagnosis.finding import Finding
@@ -48,6 +50,10 @@ def plain_values(report: Diagnosis) -> Json:
             "paths": [site.path for site in axis.sites],
             "values": axis.depth.tolist(),
         },
+        "structure": [
+            {"equation": form.equation, "schemes": list(form.schemes), "alpha": _safe(form.alpha), "count": form.number}
+            for form in forms_of(info.sublayers)
+        ],
         "profiles": {key: _profile(profile, report) for key, profile in report.profiles.items()},
         "findings": [_finding(finding) for finding in report.findings],
         "layers": [_layer(layer) for layer in report.layers],

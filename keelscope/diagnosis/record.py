@@ -14,6 +14,7 @@ from keelscope.diagnosis.evidence import Evidence, NamedProfile
 from keelscope.diagnosis.headline import Headline, Word, decide
 from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.rules import findings_of
+from keelscope.diagnosis.structure import structure_note
 from keelscope.formatting import count, decades
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class Diagnosis:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
-        return (self._about_steps(), self._about_depth(), *remarks)
+        structure = structure_note(self.run.info.sublayers)
+        return (self._about_steps(), self._about_depth(), *([structure] if structure else []), *remarks)
 
     def _about_steps(self) -> str:
         if not self.steps:

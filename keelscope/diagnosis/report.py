@@ -39,8 +39,8 @@ class Report(Diagnosis):
         Keys: ``format``, ``title``, ``model``, ``n_parameters``, ``step``, ``steps``, ``headline``, ``sentence``,
         ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series:
         slope, total, span, flatness, knee, levels along those paths, ...), ``findings``, ``layers``, ``coverage``
-        (entries by status) and ``notes``. A number that was not observed is null; NaN and infinities are the strings
-        ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        (entries by status), ``structure`` (residual sub-layers by equation) and ``notes``. A number that was not
+        observed is null; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
         Returns:
             Dictionaries, lists, strings, numbers and None only.
