@@ -13,7 +13,16 @@ from typing import TypeAlias
 import h5py
 import numpy as np
 
-__all__ = ["Peek", "RefusedError", "child_dataset", "child_group", "int_attribute", "read_labels", "text_attribute"]
+__all__ = [
+    "Peek",
+    "RefusedError",
+    "check_link",
+    "child_dataset",
+    "child_group",
+    "int_attribute",
+    "read_labels",
+    "text_attribute",
+]
 
 
 Peek: TypeAlias = Callable[[int, int], bytes]
@@ -33,6 +42,27 @@ class RefusedError(Exception):
     """The file holds something that a run file may not hold; the message says what."""
 
 
+def check_link(parent: h5py.Group, name: str, kind: type) -> None:
+    """Refuse what is not an object of this file.
+
+    Args:
+        parent: an open group.
+        name: a plain name.
+        kind: `h5py.Group` or `h5py.Dataset`.
+
+    Raises:
+        RefusedError: if it is missing, of another kind, or reached by anything but a hard link.
+    """
+    label = f"{parent.name.rstrip('/')}/{name}"
+    link = parent.get(name, getlink=True)
+    if link is None:
+        raise RefusedError(f"{label} is missing")
+    if not isinstance(link, h5py.HardLink):
+        raise RefusedError(f"{label} is a link to somewhere else")
+    if parent.get(name, getclass=True) is not kind:
+        raise RefusedError(f"{label} is not a {kind.__name__.lower()}")
+
+
 def child_group(parent: h5py.Group, name: str) -> h5py.Group:
     """A group directly inside another.
 
@@ -46,7 +76,7 @@ def child_group(parent: h5py.Group, name: str) -> h5py.Group:
     Raises:
         RefusedError: if it is missing, not a group, or reached by anything but a hard link.
     """
-    _check_link(parent, name, h5py.Group)
+    check_link(parent, name, h5py.Group)
     return parent[name]
 
 
@@ -65,7 +95,7 @@ def child_dataset(parent: h5py.Group, name: str, kinds: str, ndim: int) -> h5py.
     Raises:
         RefusedError: if it is anything else.
     """
-    _check_link(parent, name, h5py.Dataset)
+    check_link(parent, name, h5py.Dataset)
     dataset = parent[name]
     label = f"{parent.name.rstrip('/')}/{name}"
     plist = dataset.id.get_create_plist()
@@ -166,17 +196,6 @@ def _attribute(owner: h5py.Group | h5py.Dataset, name: str) -> object:
         raise RefusedError(f"attribute {name} of {owner.name} is neither text nor an integer")
     value = owner.attrs[name]
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _check_link(parent: h5py.Group, name: str, kind: type) -> None:
-    label = f"{parent.name.rstrip('/')}/{name}"
-    link = parent.get(name, getlink=True)
-    if link is None:
-        raise RefusedError(f"{label} is missing")
-    if not isinstance(link, h5py.HardLink):
-        raise RefusedError(f"{label} is a link to somewhere else")
-    if parent.get(name, getclass=True) is not kind:
-        raise RefusedError(f"{label} is not a {kind.__name__.lower()}")
 
 
 def _check_size(dataset: h5py.Dataset, label: str, compressed: bool) -> None:

@@ -16,6 +16,7 @@ from keelscope.errors import UnsupportedSchemaError
 from keelscope.store.allowlist import (
     Peek,
     RefusedError,
+    check_link,
     child_dataset,
     child_group,
     int_attribute,
@@ -165,11 +166,7 @@ def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:
 
 
 def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec:
-    if (
-        not isinstance(group.get(name, getlink=True), h5py.HardLink)
-        or group.get(name, getclass=True) is not h5py.Dataset
-    ):
-        raise RefusedError(f"{group.name}/{name} is missing or not a dataset of this file")
+    check_link(group, name, h5py.Dataset)
     dims = tuple(_names(text_attribute(group[name], "extra_axes", "")))
     dataset = child_dataset(group, name, "f", 2 + len(dims))
     coords = {dim: tuple(map(float, child_dataset(group, dim, "f", 1)[()])) for dim in dims}

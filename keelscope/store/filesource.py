@@ -21,6 +21,7 @@ from keelscope.store.decoding import check_schema, read_layout, scalar_names
 from keelscope.store.names import OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file, peeking
 from keelscope.store.schema import SCALARS, RunLayout
+from keelscope.store.view import ClosedView
 
 __all__ = ["FileSource"]
 
@@ -121,14 +122,14 @@ class FileSource:
             old.refresh(self._path)
             self._handle = replace(old, state=state)
         elif state is not FileState.DEAD or old.state is not state:
-            old.file.close()
+            old.close()
             self._handle = _open(self._path, old.layout)
         self._steps = self._handle.committed(self._path)
         return before != {name: len(steps) for name, steps in self._steps.items()}
 
     def close(self) -> None:
         """Close the file."""
-        self._handle.file.close()
+        self._handle.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,15 @@ class _Handle:
 
     state: FileState
     file: h5py.File
+    view: ClosedView | None
     layout: RunLayout
     datasets: Mapping[str, Mapping[str, h5py.Dataset]]
     steps: Mapping[str, h5py.Dataset]
+
+    def close(self) -> None:
+        self.file.close()
+        if self.view is not None:
+            self.view.close()
 
     def refresh(self, path: Path) -> None:
         try:
@@ -164,8 +171,19 @@ class _Handle:
 
 def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
     """Open and check a run file; a layout that is already known from it need not be read again."""
+    try:
+        return _open_checked(path, layout)
+    except RefusedError as error:
+        raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
+    except RunFileError:
+        raise
+    except _DAMAGE as error:
+        raise NotARunFileError(f"{path} is damaged: {error}.") from error
+
+
+def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
     state = file_state(path)
-    file = open_file(path, state)
+    file, view = open_file(path, state)
     try:
         check_schema(file, path)
         if layout is None:
@@ -173,16 +191,14 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
                 layout = read_layout(file, peek)
         datasets = _find_datasets(file, layout)
         steps = {group: child_dataset(child_group(file, group), STEP, "i", 1) for group in datasets}
-        return _Handle(state, file, layout, datasets, steps)
-    except RefusedError as error:
+    except BaseException:
         file.close()
-        raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
-    except RunFileError:
-        file.close()
+        if view is not None:
+            view.close()
         raise
-    except _DAMAGE as error:
-        file.close()
-        raise NotARunFileError(f"{path} is damaged: {error}.") from error
+    if view is not None:
+        view.expect_numbers()
+    return _Handle(state, file, view, layout, datasets, steps)
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:

@@ -60,7 +60,7 @@ def file_state(path: Path) -> FileState:
         os.close(descriptor)
 
 
-def open_file(path: Path, state: FileState) -> h5py.File:
+def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView | None]:
     """Open a run file for reading.
 
     Args:
@@ -68,14 +68,14 @@ def open_file(path: Path, state: FileState) -> h5py.File:
         state: what `file_state` said about it.
 
     Returns:
-        The open file.
+        The open file, and the view through which HDF5 sees it, if there is one.
 
     Raises:
         NotARunFileError: if HDF5 cannot read it.
     """
     view = None if state is FileState.LIVE else ClosedView(_open(path), growing=state is FileState.LIVE_HERE)
     try:
-        return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False)
+        return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False), view
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         if view:
             view.close()

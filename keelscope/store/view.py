@@ -9,6 +9,7 @@ import io
 import os
 
 from keelscope.store import superblock
+from keelscope.store.heaps import HeapGuard
 
 __all__ = ["ClosedView"]
 
@@ -28,6 +29,7 @@ class ClosedView(io.RawIOBase):
         super().__init__()
         self._descriptor = descriptor
         self._place = 0
+        self._guard: HeapGuard | None = HeapGuard(lambda place, size: os.pread(descriptor, size, place))
         self._head = os.pread(descriptor, superblock.SIZE, 0)
         self._size = os.fstat(descriptor).st_size
         block = superblock.parse(self._head)
@@ -57,8 +59,14 @@ class ClosedView(io.RawIOBase):
         if self._place < len(self._head):
             fixed = self._head[self._place : self._place + wanted]
             view[: len(fixed)] = fixed
+        if self._guard is not None:
+            self._guard.check(self._place, got)
         self._place += wanted
         return wanted
+
+    def expect_numbers(self) -> None:
+        """Stop looking for text, once everything but numbers was read: some numbers look like the start of a heap."""
+        self._guard = None
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a place.
