@@ -109,7 +109,7 @@ def test_pre_ln_relatives_are_nearly_flat(flow, shortcut_slope, scheme):
 @pytest.mark.parametrize("init", ["unit_gain", "normal", "torch"])
 @pytest.mark.parametrize("scheme", ["sandwich_ln", "peri_ln"])
 def test_norms_on_branches_fix_the_power_whatever_the_init(flow, scheme, init):
-    measured = [flow(scheme, depth=64, init=init, seed=seed).power for seed in (0, 1)]
+    measured = [flow(scheme, depth=64, init=init, seed=seed).power for seed in range(4)]
     grown = np.mean([power[-1] for power in measured])
     assert grown == pytest.approx(64 + np.mean([power[0] for power in measured]), rel=0.12)
 
@@ -118,10 +118,8 @@ def test_normformer_power_is_about_one_per_sublayer(flow):
     assert flow("normformer", depth=64).power[-1] == pytest.approx(65, rel=0.12)
 
 
-def test_peri_ln_gradients_fall_as_the_root_of_depth(flow):
-    top = [np.mean([flow("peri_ln", depth=depth, seed=seed).top for seed in (0, 1)]) for depth in (16, 64, 256)]
-    assert 1.6 < top[0] / top[1] < 2.4
-    assert 1.6 < top[1] / top[2] < 2.4
+def test_peri_ln_gradients_fall_as_the_root_of_depth(fall_per_four):
+    assert 1.6 < fall_per_four("peri_ln") < 2.4
 
 
 def test_dyt_power_grows_faster_than_depth_at_first(flow):
@@ -138,7 +136,7 @@ def test_mix_ln_loses_the_shortcut_in_its_lower_quarter_only(shortcut_profile, d
     assert np.log10(norms[0] / norms[-1]) == pytest.approx(np.log10(total), rel=0.15, abs=0.05)
 
 
-@pytest.mark.parametrize("depth", [16, 64, 256])
+@pytest.mark.parametrize("depth", [16, 64])
 def test_hybrid_norm_vanishes_almost_as_post_ln(flow, shortcut_slope, depth):
     assert shortcut_slope("hybrid_norm", depth=depth) < 1.05 * shortcut_slope("post_ln", depth=depth)
     assert 0.06 < shortcut_slope("hybrid_norm", depth=depth) < 0.105

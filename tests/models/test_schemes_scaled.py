@@ -142,23 +142,18 @@ def test_rezero_branches_start_with_gradients_of_exactly_zero_and_gates_do_not()
             assert parameter.grad.abs().max() > 0
 
 
-def test_fixup_gradients_start_in_last_matrices_only_and_fall_as_the_root_of_depth(flow):
+def test_fixup_gradients_start_in_last_matrices_only_and_fall_as_the_root_of_depth(fall_per_four):
     model = models.build("fixup", depth=4)
     model(torch.arange(32).view(1, 32)).logsumexp(-1).sum().backward()
     alive = {name.split(".")[-2] for name, p in model.named_parameters() if ".branch." in name and p.grad.any()}
     assert alive == {"output"}
-    top = [np.mean([flow("fixup", depth=depth, seed=seed).top for seed in (0, 1)]) for depth in (16, 64, 256)]
-    assert 1.6 < top[0] / top[1] < 2.4
-    assert 1.6 < top[1] / top[2] < 2.4
+    assert 1.6 < fall_per_four("fixup") < 2.4
 
 
-def test_layerscale_gradients_follow_lambda_and_not_depth(flow):
-    top = [
-        np.mean([flow("layerscale", depth=depth, scale=0.1, seed=seed).top for seed in (0, 1)]) for depth in (16, 256)
-    ]
-    assert 0.75 < top[0] / top[1] < 1.35
-    ratio = flow("layerscale", depth=64, scale=0.1).top / flow("layerscale", depth=64, scale=1e-4).top
-    assert ratio == pytest.approx(1000, rel=0.1)
+def test_layerscale_gradients_follow_lambda_and_not_depth(flow, fall_per_four):
+    assert 0.75 < fall_per_four("layerscale", scale=0.1) < 1.35
+    ratio = flow("layerscale", depth=64, scale=1e-2).top / flow("layerscale", depth=64, scale=1e-4).top
+    assert ratio == pytest.approx(100, rel=0.05)
 
 
 @pytest.mark.parametrize(("depth", "scale"), [(36, 0.1), (48, 1e-5), (50, 1e-6)])
@@ -168,33 +163,28 @@ def test_layerscale_starts_smaller_in_deeper_models(depth, scale):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_deepnorm_is_flat_and_uniform(flow, shortcut_slope, seed):
+def test_deepnorm_is_flat_and_uniform(flow, shortcut_slope, fall_per_four, seed):
     measured = flow("deepnorm", depth=64, seed=seed)
     for name in ("whole", "late", "first"):
         assert abs(measured.slope(name)) < 1e-3
     assert abs(shortcut_slope("deepnorm", depth=64, seed=seed)) < 1e-3
     gradients = measured.parameters[::2]
     assert 0.8 < gradients[:8].mean() / gradients[-8:].mean() < 1.25
-    top = [flow("deepnorm", depth=depth, seed=seed).top for depth in (16, 64, 256)]
-    assert 1.7 < top[0] / top[1] < 2.3
-    assert 1.7 < top[1] / top[2] < 2.3
+    assert 1.7 < fall_per_four("deepnorm", seed=seed) < 2.3
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_gpt2_init_makes_power_and_gradients_independent_of_depth(flow, seed):
-    shallow, deep = (flow("gpt2_scaled_init", depth=depth, seed=seed) for depth in (16, 256))
+def test_gpt2_init_makes_power_and_gradients_independent_of_depth(flow):
+    shallow, deep = (flow("gpt2_scaled_init", depth=depth) for depth in (16, 256))
     assert 0.8 < shallow.top / deep.top < 1.25
     assert 0.8 < shallow.power[-1] / deep.power[-1] < 1.25
-    middle = flow("gpt2_scaled_init", depth=64, seed=seed)
+    middle = flow("gpt2_scaled_init", depth=64)
     gain = middle.branch_gain * middle.power[:-1] * 64  # what each branch would add without the factor
     assert middle.power[-1] == pytest.approx(middle.power[0] + gain.mean(), rel=0.12)
 
 
 @pytest.mark.parametrize(("scheme", "low", "high"), [("depth_mup", 1.6, 2.3), ("completep", 3.6, 4.4)])
-def test_depth_multipliers_set_how_gradients_fall(flow, scheme, low, high):
-    top = [np.mean([flow(scheme, depth=depth, seed=seed).top for seed in (0, 1)]) for depth in (16, 64, 256)]
-    assert low < top[0] / top[1] < high
-    assert low < top[1] / top[2] < high
+def test_depth_multipliers_set_how_gradients_fall(fall_per_four, scheme, low, high):
+    assert low < fall_per_four(scheme) < high
 
 
 def test_depth_multipliers_scale_the_optimizer():
@@ -221,15 +211,17 @@ def test_ln_scaling_grows_slowly(flow):
     assert 2.5 < gradients[:2].mean() / gradients[-2:].mean() < 10
 
 
-@pytest.mark.parametrize("depth", [16, 64, 256])
+@pytest.mark.parametrize("depth", [16, 64])
 def test_highway_shortcut_slope_is_exact(shortcut_slope, depth):
     expected = -np.log10(1 - 1 / (1 + np.exp(2.0)))
     assert expected == pytest.approx(0.0551, abs=5e-5)
     assert shortcut_slope("highway", depth=depth) == pytest.approx(expected, rel=0.01)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_ngpt_is_a_post_ln_with_a_shortcut_of_nineteen(flow, shortcut_slope, seed):
-    assert 4e-4 < shortcut_slope("ngpt", depth=64, seed=seed) < 8e-4
-    shallow, deep = (flow("ngpt", depth=depth, seed=seed).top for depth in (16, 256))
-    assert 0.8 < shallow / deep < 1.25
+def test_ngpt_is_a_post_ln_with_a_shortcut_of_nineteen(shortcut_slope):
+    """Single seeds scatter by 1e-4 around 5.4e-4, since x and F are not exactly orthogonal at 64 features."""
+    assert 4e-4 < np.mean([shortcut_slope("ngpt", depth=64, seed=seed) for seed in (0, 1)]) < 8e-4
+
+
+def test_ngpt_gradients_do_not_depend_on_depth(fall_per_four):
+    assert 0.85 < fall_per_four("ngpt") < 1.18
