@@ -110,7 +110,8 @@ def _binary(body: bytes) -> Response:
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
         with source.locked:
-            tile, axis, revision = source.tile(panel), source.axis(panel), source.revision
+            tile, axis = source.tile(panel), source.axis(panel)
+            version = {"revision": source.revision, "generation": source.generation}
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
     if not 0 <= start <= len(tile):
@@ -125,7 +126,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "depth": axis.unit,
         "rows": tile.rows,
         "unit": unit,
-        "revision": revision,
+        **version,
         "labels": labels,
         "reference": panel.reference,
     }

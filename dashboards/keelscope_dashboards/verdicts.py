@@ -183,10 +183,8 @@ class Judge:
 
 
 def _judged(source: FollowedRun) -> Verdict:
-    with source.locked:
-        if source.run is None:
-            return PENDING
-        try:
-            return verdict_of(diagnose(source.run))
-        except Exception as error:  # one odd run must not take the verdicts of the others with it
-            return Verdict("not enough data", f"The run could not be diagnosed: {error}")
+    try:
+        with source.opened() as run:
+            return verdict_of(diagnose(run))
+    except Exception as error:  # one odd run must not take the verdicts of the others with it
+        return Verdict("not enough data", f"The run could not be diagnosed: {source.told(error)}")

@@ -99,7 +99,7 @@ def test_any_depth_from_one_step_on(kit: ModuleType, tmp_path: Path, layers: int
     with kit.served(tmp_path) as app:
         header, arrays = kit.unpack(app.client.get(f"/api/v1/runs/{run_id(app, 'run')}/tile?panel=gradient").data)
         assert arrays["codes"].shape == (steps, header["layers"])
-        assert header["layers"] == (layers if layers > 1 else 2)  # below a stack's least depth every module is a row
+        assert header["layers"] == layers
         assert app.judged()["run"].verdict.sentence
 
 
