@@ -97,7 +97,9 @@ def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
 
 def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
     app.clientside_callback(ClientsideFunction("keelscope", "boot"), Input("settings", "data"))
-    app.clientside_callback(ClientsideFunction("keelscope", "metric"), Input("metric", "value"))
+    app.clientside_callback(
+        ClientsideFunction("keelscope", "metric"), Input("metric", "value"), prevent_initial_call=True
+    )
 
     def words(_: str) -> tuple[Any, ...]:
         states = run_states(index, judge)

@@ -214,10 +214,13 @@ def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
 
 def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
     page = visit("?run=pre_ln&metric=variance&step=123&layer=7")
+    text_of(page, "#symbol", "Var(x)")
+    playwright.expect(page.locator("input[value=variance]")).to_be_checked()
     text_of(page, "#where", "pre_ln, sub-layer 7, step 120")
     page.wait_for_url("**step=120**")
     again = visit(page.url.partition("?")[1] + page.url.partition("?")[2])
     text_of(again, "#where", "pre_ln, sub-layer 7, step 120")
+    text_of(again, "#symbol", "Var(x)")
 
 
 def test_an_address_that_fits_nothing_is_bent_not_refused(visit: Callable[..., Any]) -> None:
