@@ -59,12 +59,6 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
         bins = min(MAX_HISTORY_BINS, max(1, _integer("bins", 1000)))
         return _history(_source(index, run_id), _panel(), layer=_integer("layer", None), bins=bins)
 
-    @routes.before_app_request
-    def stray() -> None:
-        """Dash answers every unknown path with the page; below /api that would hide a mistake."""
-        if request.path.startswith("/api") and request.blueprint != routes.name:
-            abort(404)
-
     @routes.route("/", defaults={"rest": ""}, methods=["GET", "POST"])
     @routes.route("/<path:rest>", methods=["GET", "POST"])
     def unknown(rest: str) -> ResponseReturnValue:

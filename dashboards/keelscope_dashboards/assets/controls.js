@@ -289,11 +289,11 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     keelscope: {
-      boot(settings) {
+      boot(settings, digest) {
         const start = () => {
           if (ks.view) return;
           if (!$("heatmap") || !$("heatmap").clientWidth || !window.Plotly) { requestAnimationFrame(start); return; }
-          ks.view = new ks.View(settings);
+          ks.view = new ks.View(settings, digest);
           window.dash_clientside.set_props("metric", { value: ks.view.panel });
         };
         start();
