@@ -6,6 +6,7 @@ the package playwright and a Chromium (``CHROMIUM`` names another one than /usr/
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, sync_playwright
 from werkzeug.serving import make_server
@@ -33,6 +35,7 @@ SHOTS = (
 
 
 def main() -> None:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     runs = Path(sys.argv[1])
     folder = Path(sys.argv[2] if len(sys.argv) > 2 else Path(__file__).parent / "images")
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,15 +49,17 @@ def main() -> None:
 
 @contextmanager
 def served(runs: Path) -> Iterator[str]:
-    """The dashboard over a folder, every verdict ready."""
+    """The dashboard over a folder, every verdict ready, a vanishing run in focus where there is one."""
     index, judge = RunIndex([runs]), Judge()
     server = make_server("127.0.0.1", 0, create_app(index, judge).server, threaded=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     while any(state.verdict.headline == "pending" for state in run_states(index, judge)):
         time.sleep(0.1)
+    vanishing = [state.name for state in run_states(index, judge) if state.verdict.headline == "vanishing"]
+    query = f"?{urlencode({'run': vanishing[0]})}" if vanishing else ""
     try:
-        yield f"http://127.0.0.1:{server.server_port}/"
+        yield f"http://127.0.0.1:{server.server_port}/{query}"
     finally:
         server.shutdown()
         thread.join()

@@ -59,12 +59,6 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
         bins = min(MAX_HISTORY_BINS, max(1, _integer("bins", 1000)))
         return _history(_source(index, run_id), _panel(), layer=_integer("layer", None), bins=bins)
 
-    @routes.before_app_request
-    def stray() -> None:
-        """Dash answers every unknown path with the page; below /api that would hide a mistake."""
-        if request.path.startswith("/api") and request.blueprint != routes.name:
-            abort(404)
-
     @routes.route("/", defaults={"rest": ""}, methods=["GET", "POST"])
     @routes.route("/<path:rest>", methods=["GET", "POST"])
     def unknown(rest: str) -> ResponseReturnValue:
@@ -110,7 +104,8 @@ def _binary(body: bytes) -> Response:
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
         with source.locked:
-            tile, axis, revision = source.tile(panel), source.axis(panel), source.revision
+            tile, axis = source.tile(panel), source.axis(panel)
+            version = {"revision": source.revision, "generation": source.generation}
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
     if not 0 <= start <= len(tile):
@@ -125,7 +120,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "depth": axis.unit,
         "rows": tile.rows,
         "unit": unit,
-        "revision": revision,
+        **version,
         "labels": labels,
         "reference": panel.reference,
     }

@@ -9,7 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output
+from dash import ClientsideFunction, Dash, Input, Output, State
+from dash.exceptions import DependencyException
+from flask import abort, request
 
 from keelscope_dashboards import cards, guard
 from keelscope_dashboards.api import blueprint
@@ -20,6 +22,8 @@ from keelscope_dashboards.theme import DARK, LIGHT, Palette
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+
+    from flask import Flask
 
     from keelscope_dashboards.index import RunIndex
     from keelscope_dashboards.verdicts import Judge
@@ -79,9 +83,21 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
     _paint_early(app, index, judge)
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))
+    _refuse_unknown(app.server)
     policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)])
     guard.install(app.server, hosts=hosts, policy=policy)
     return app
+
+
+def _refuse_unknown(server: Flask) -> None:
+    """Dash answers every unknown path with the page, and a wrong component path with an error: both become 404."""
+
+    def stray() -> None:
+        if (request.endpoint or "").endswith("<path:path>"):
+            abort(404)
+
+    server.before_request(stray)
+    server.register_error_handler(DependencyException, lambda _: ("Not found.", 404))
 
 
 def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
@@ -96,8 +112,10 @@ def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
 
 
 def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
-    app.clientside_callback(ClientsideFunction("keelscope", "boot"), Input("settings", "data"))
-    app.clientside_callback(ClientsideFunction("keelscope", "metric"), Input("metric", "value"))
+    app.clientside_callback(ClientsideFunction("keelscope", "boot"), Input("settings", "data"), State("digest", "data"))
+    app.clientside_callback(
+        ClientsideFunction("keelscope", "metric"), Input("metric", "value"), prevent_initial_call=True
+    )
 
     def words(_: str) -> tuple[Any, ...]:
         states = run_states(index, judge)

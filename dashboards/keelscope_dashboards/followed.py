@@ -68,6 +68,8 @@ class FollowedRun:
         self.name = name
         self.error = ""
         self.revision = 0
+        self.generation = 0
+        """How often the file was opened anew: bins of different generations do not belong together."""
         self._opener = opener
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -76,10 +78,21 @@ class FollowedRun:
         self._drawn: dict[str, _Drawn] = {}
         self._facts: tuple[int, Facts] = (-1, Facts())
 
-    @property
-    def run(self) -> Run | None:
-        """The open run, None while it cannot be read. Use it inside `locked` only."""
-        return self._run
+    def opened(self) -> Run:
+        """The run through a handle of its own, for long work that must not hold up the page; close it."""
+        return self._opener(self.path)
+
+    def told(self, error: Exception) -> str:
+        """What went wrong, without the folder the file lies in.
+
+        Args:
+            error: raised while the file was read.
+
+        Returns:
+            One sentence.
+        """
+        sentence = str(error).replace(str(self.path), self.path.name).replace(str(self.path.parent), "")
+        return sentence or type(error).__name__
 
     @property
     def locked(self) -> threading.RLock:
@@ -194,6 +207,7 @@ class FollowedRun:
         self._stamp, self.error = stamp, ""
         self._drawn.clear()
         self._interrupted = file_state(self.path) is FileState.DEAD
+        self.generation += 1
         self.revision += 1
 
     def _follow(self, stamp: tuple[int, int, int]) -> None:
@@ -213,10 +227,10 @@ class FollowedRun:
 
     def _fail(self, error: Exception, stamp: tuple[int, int, int]) -> None:
         self.close()
-        sentence = str(error).replace(str(self.path), self.path.name).replace(str(self.path.parent), "")
+        sentence = self.told(error)
         if sentence != self.error:
             self.revision += 1
-        self.error, self._stamp = sentence or type(error).__name__, stamp
+        self.error, self._stamp = sentence, stamp
 
     def _panel(self, panel: Panel) -> _Drawn:
         if self._run is None or panel.key not in self._run:

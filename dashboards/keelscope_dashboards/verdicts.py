@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from keelscope.diagnosis.finding import Finding
-    from keelscope.diagnosis.layers import Layer
     from keelscope.diagnosis.report import Report
     from keelscope_dashboards.followed import FollowedRun
 
@@ -91,27 +90,30 @@ def _note(finding: Finding) -> Note:
 
 def _figures(report: Report) -> tuple[Figure, ...]:
     on_axis = [layer for layer in report.layers if layer.depth is not None]
-    gradient, variance = _ends(on_axis, "gradient_rms"), _ends(on_axis, "output_variance")[::-1]
-    figures = [
-        _total(report),
-        _ratio("Input ÷ output", gradient, "Gradient RMS of the first layer divided by that of the last."),
-        _ratio("Var. out ÷ in", variance, "Output variance of the last layer divided by that of the first."),
-    ]
+    variance = _ends([layer.output_variance for layer in on_axis])[::-1]
+    grows = "Output variance of the last layer divided by that of the first."
+    figures = [*_profile_figures(report), _ratio("Var. out ÷ in", variance, grows)]
     return tuple(figure for figure in figures if figure is not None)
 
 
-def _total(report: Report) -> Figure | None:
+def _profile_figures(report: Report) -> list[Figure | None]:
+    """The two numbers of the profile that decided."""
     profile = report.profile
     if profile is None or math.isnan(profile.shape.total):
-        return None
-    hint = f"Slope of the {profile.title} times depth; positive when it shrinks towards the input."
-    return Figure("Decades lost", f"{profile.shape.total:+.2f}".replace("-", MINUS), hint)
+        return []
+    name = profile.title[0].upper() + profile.title[1:]
+    lost = f"{profile.shape.total:+.2f}".replace("-", MINUS)
+    levels = _ends(profile.shape.levels.tolist())
+    return [
+        Figure("Decades lost", lost, f"{name}: slope times depth, positive when it shrinks towards the input."),
+        _ratio("Input ÷ output", tuple(10**level for level in levels), f"{name} of the first layer over the last."),
+    ]
 
 
-def _ends(layers: Sequence[Layer], field: str) -> tuple[float, ...]:
-    """Values of the first and the last layer that has one."""
-    values = [value for layer in layers if (value := getattr(layer, field)) is not None and math.isfinite(value)]
-    return (values[0], values[-1]) if len(values) > 1 else ()
+def _ends(values: Sequence[float | None]) -> tuple[float, ...]:
+    """The first and the last finite value."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return (known[0], known[-1]) if len(known) > 1 else ()
 
 
 def _ratio(label: str, ends: tuple[float, ...], hint: str) -> Figure | None:
@@ -183,10 +185,8 @@ class Judge:
 
 
 def _judged(source: FollowedRun) -> Verdict:
-    with source.locked:
-        if source.run is None:
-            return PENDING
-        try:
-            return verdict_of(diagnose(source.run))
-        except Exception as error:  # one odd run must not take the verdicts of the others with it
-            return Verdict("not enough data", f"The run could not be diagnosed: {error}")
+    try:
+        with source.opened() as run:
+            return verdict_of(diagnose(run))
+    except Exception as error:  # one odd run must not take the verdicts of the others with it
+        return Verdict("not enough data", f"The run could not be diagnosed: {source.told(error)}")

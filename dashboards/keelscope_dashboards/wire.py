@@ -68,7 +68,7 @@ def encode_deviations(deviations: NDArray[np.float32], kinds: NDArray[np.uint8])
     """
     widest = float(np.abs(deviations).max(initial=0.0))
     unit = max(RESOLUTION, widest / _TOP)
-    codes = np.rint(deviations / unit).astype(np.int16)
+    codes = np.rint(np.divide(deviations, unit, dtype=np.float64)).astype(np.int16)
     for kind, code in ((Kind.ZERO, ZERO), (Kind.NAN, NAN), (Kind.ABSENT, ABSENT), (Kind.INF, INF)):
         codes[kinds == kind] = code
     return codes, unit

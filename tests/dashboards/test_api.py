@@ -99,7 +99,7 @@ def test_any_depth_from_one_step_on(kit: ModuleType, tmp_path: Path, layers: int
     with kit.served(tmp_path) as app:
         header, arrays = kit.unpack(app.client.get(f"/api/v1/runs/{run_id(app, 'run')}/tile?panel=gradient").data)
         assert arrays["codes"].shape == (steps, header["layers"])
-        assert header["layers"] == (layers if layers > 1 else 2)  # below a stack's least depth every module is a row
+        assert header["layers"] == layers
         assert app.judged()["run"].verdict.sentence
 
 
@@ -148,3 +148,10 @@ def test_nothing_writes(three_runs: Any) -> None:
     for path in ("/api/v1/state", f"/api/v1/runs/{run_id(three_runs, 'keel')}/tile?panel=gradient"):
         for method in ("post", "put", "delete", "patch"):
             assert getattr(three_runs.client, method)(path).status_code in {404, 405}
+
+
+@pytest.mark.parametrize(
+    "path", ["/foo", "/foo/bar", "/api/", "/api//v1/state", "/assets/x", "/_dash-component-suites/dash/../x"]
+)
+def test_what_does_not_exist_is_not_found(three_runs: Any, path: str) -> None:
+    assert three_runs.client.get(path).status_code == 404

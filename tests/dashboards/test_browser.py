@@ -214,10 +214,13 @@ def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
 
 def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
     page = visit("?run=pre_ln&metric=variance&step=123&layer=7")
+    text_of(page, "#symbol", "Var(x)")
+    playwright.expect(page.locator("input[value=variance]")).to_be_checked()
     text_of(page, "#where", "pre_ln, sub-layer 7, step 120")
     page.wait_for_url("**step=120**")
     again = visit(page.url.partition("?")[1] + page.url.partition("?")[2])
     text_of(again, "#where", "pre_ln, sub-layer 7, step 120")
+    text_of(again, "#symbol", "Var(x)")
 
 
 def test_an_address_that_fits_nothing_is_bent_not_refused(visit: Callable[..., Any]) -> None:
@@ -297,10 +300,13 @@ def test_a_live_run_is_followed_until_the_user_looks_back(
         text_of(page, "#where", "live, sub-layer 5, step 40")
         text_of(page, "#pulse", "Live · step 40")
         text_of(page, "#follow", "Following")
+        page.locator(".card").focus()
         for row in rows[5:20]:
             writer.append(row)
         writer.flush()
         text_of(page, "#where", "live, sub-layer 5, step 190")
+        page.wait_for_timeout(2500)  # a new verdict: the card is drawn anew under the keyboard focus
+        assert page.evaluate("document.activeElement.className").startswith("card")
         click_at(page, "heatmap", 0.1, 0.5)
         text_of(page, "#follow", "Follow")
         held = page.locator("#where").inner_text()
@@ -342,6 +348,24 @@ def test_any_depth_and_length_is_drawn(
         text_of(page, "#where", "step")
         assert page.evaluate("keelscope.view.layer") <= 1 + layers // 90
         assert page.evaluate("document.querySelectorAll('*').length") < 2000
+
+
+def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    from keelscope.store.reader import open_run
+
+    path = kit.write_run(tmp_path / "long.h5", "pre_ln", layers=4, steps=1501, every=1)
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit("?step=700&layer=2", url=url)
+        text_of(page, "#pooled", "farthest of every 2 recorded steps")
+        page.wait_for_timeout(600)
+        text_of(page, "#where", "long, sub-layer 2, step 700")
+        shown = page.evaluate("10 ** keelscope.view.exact('profile', keelscope.view.runs[0]).levels[1]")
+        with open_run(path) as run:
+            assert shown == pytest.approx(run["gradients/rms"].of("sublayers.1").at(700)[0], rel=1e-5)
+        assert page.evaluate("keelscope.view.exact('history', keelscope.view.runs[0]).first.length") == 751
+        page.close()
 
 
 def test_a_lost_server_is_said_and_the_data_stay(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:

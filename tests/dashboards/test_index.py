@@ -15,6 +15,7 @@ from keelscope.errors import RunNotFoundError
 from keelscope.store.writer import RunWriter
 from keelscope_dashboards import index as index_module
 from keelscope_dashboards.index import RunIndex
+from keelscope_dashboards.panels import PANELS
 
 
 @pytest.fixture(autouse=True)
@@ -142,3 +143,18 @@ def test_a_killed_run_is_stopped_and_keeps_its_rows(kit: ModuleType, tmp_path: P
         state = app.judged()["killed"]
         assert (state.status, state.rows) == ("stopped", 12)
         assert state.verdict.headline == "flat"
+
+
+def test_another_file_under_the_same_name_is_another_generation(kit: ModuleType, tmp_path: Path) -> None:
+    path = kit.write_run(tmp_path / "run.h5", "keel", layers=8, steps=6)
+    elsewhere = tmp_path / "new.part"
+    elsewhere.mkdir()
+    with kit.served(path) as app:
+        (run,) = app.index.refresh().values()
+        run.tile(PANELS[0])
+        before = (run.generation, run.revision)
+        kit.write_run(elsewhere / "run.h5", "post_ln", layers=12, steps=9).rename(path)
+        app.index.refresh()
+        assert run.generation == before[0] + 1
+        assert run.revision > before[1]
+        assert run.tile(PANELS[0]).kinds.shape == (9, 12)

@@ -31,7 +31,7 @@ def test_deviations_keep_half_a_unit(deviations: list[float]) -> None:
     given_deviations = np.array(deviations, dtype=np.float32)
     codes, unit = wire.encode_deviations(given_deviations, np.full(len(deviations), Kind.VALUE, dtype=np.uint8))
     assert unit == wire.RESOLUTION or np.abs(given_deviations).max() > 32
-    assert np.abs(codes.astype(float) * unit - given_deviations).max() <= unit * 0.5001
+    assert np.abs(codes.astype(float) * unit - given_deviations).max() <= unit * 0.500001
     assert np.abs(codes.astype(int)).max() < 32766
 
 

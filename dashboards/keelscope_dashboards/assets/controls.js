@@ -75,9 +75,22 @@
     document.addEventListener("click", (event) => click(view, event));
     document.addEventListener("keydown", (event) => key(view, event));
     new MutationObserver(() => view.restyle()).observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
+    keepFocus();
     const words = new MutationObserver(() => view.decorate());
     for (const id of ["run-list", "cards"]) words.observe($(id), { childList: true, subtree: true });
   };
+
+  // Dash draws cards and run list anew when a verdict changes; the keyboard focus stays where it was.
+  function keepFocus() {
+    let held = null;
+    document.addEventListener("focusin", (event) => { held = event.target.closest("#cards, #run-list") ? event.target.id : null; });
+    const watch = new MutationObserver(() => {
+      const again = held && document.activeElement === document.body && $(held);
+      if (again) again.focus({ preventScroll: true });
+    });
+    for (const id of ["cards", "run-list"]) watch.observe($(id), { childList: true, subtree: true });
+    document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#cards, #run-list")) held = null; });
+  }
 
   function drag(chart, move) {
     const { box } = chart;
@@ -289,11 +302,12 @@
 
   window.dash_clientside = Object.assign({}, window.dash_clientside, {
     keelscope: {
-      boot(settings) {
+      boot(settings, digest) {
         const start = () => {
           if (ks.view) return;
           if (!$("heatmap") || !$("heatmap").clientWidth || !window.Plotly) { requestAnimationFrame(start); return; }
-          ks.view = new ks.View(settings);
+          if ($("skeleton")) $("skeleton").remove();
+          ks.view = new ks.View(settings, digest);
           window.dash_clientside.set_props("metric", { value: ks.view.panel });
         };
         start();

@@ -41,18 +41,21 @@
   const RANK = (code) => (code === ks.INF ? 4 : code === ks.NAN ? 3 : code === ks.ZERO ? 2 : code === ks.ABSENT ? 0 : 1);
 
   // The code to show for a block of cells: the most severe kind, then the farthest from the reference.
+  // Codes of values stay below 32766 in size and marks do not, so one comparison settles almost every cell.
   ks.farthest = function (codes, layers, bin0, bin1, layer0, layer1) {
     let best = ks.ABSENT, rank = 0, far = -1;
     for (let bin = bin0; bin < bin1; bin++) {
       for (let i = bin * layers + layer0, end = bin * layers + layer1; i < end; i++) {
-        const code = codes[i];
-        if (code > -32766 && code < 32767) {
-          if (rank > 1) continue;
-          const d = code < 0 ? -code : code;
-          if (d > far) { far = d; best = code; rank = 1; }
-        } else if (RANK(code) > rank) {
-          rank = RANK(code);
+        const code = codes[i], size = code < 0 ? -code : code;
+        if (size <= far) continue;
+        if (size < 32766) {
+          far = size;
           best = code;
+          rank = 1;
+        } else if (RANK(code) > rank) {
+          far = 32765;
+          best = code;
+          rank = RANK(code);
         }
       }
     }

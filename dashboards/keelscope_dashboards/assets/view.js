@@ -6,8 +6,9 @@
   const $ = (id) => document.getElementById(id);
 
   ks.View = class {
-    constructor(settings) {
+    constructor(settings, digest) {
       this.settings = settings;
+      this.digest = digest; // of the words that Dash has drawn
       this.runs = [];
       this.focus = null;
       this.panel = settings.panels[0].name;

@@ -29,7 +29,7 @@
   ks.tileOf = function (header, arrays, labels) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      reference: header.reference, depth: header.depth, revision: header.revision, labels: labels || header.labels || [],
+      reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation, labels: labels || header.labels || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
     tile.edges = ks.edges(tile.first, tile.last);
@@ -39,9 +39,8 @@
   // Bins from `header.from` on replace those of an older tile; null when the two do not fit together.
   ks.spliced = function (old, header, arrays) {
     const from = header.from;
-    if (header.rows !== old.rows || header.unit !== old.unit || header.layers !== old.layers || from > old.bins) {
-      return null;
-    }
+    const alike = ["rows", "unit", "layers", "generation"].every((name) => header[name] === old[name]);
+    if (!alike || from > old.bins) return null;
     const joined = {};
     const parts = [["first", old.first, 1], ["last", old.last, 1], ["reference", old.level, 1], ["codes", old.codes, old.layers]];
     for (const [name, before, width] of parts) {
