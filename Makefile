@@ -61,6 +61,7 @@ $(BIN)/python:
 
 $(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt
 	@echo "Installing keelscope into $(VENV), once (a minute or two) ..."
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || scripts/make-venv $(PYTHON) $(VENV) # an interrupted first try
 	$(PIP) hatchling editables
 	$(PIP) --no-build-isolation --editable .
 	touch $@

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from keelscope.cli.compare_command import show_comparison
+from keelscope.cli.output import invocation
 from keelscope.cli.recording import Plan, new_folder, record_all
 from keelscope.cli.train_command import say_results
 
@@ -43,5 +45,6 @@ def demonstrate(
     if recorded[-1].result is None:
         raise KeyboardInterrupt
     if not json:
-        print(f"\nOpen the dashboard:    keelscope dash {plan.folder}")
-        print(f"One run layer by layer: keelscope report {recorded[0].path}")
+        program = invocation(sys.argv[0])
+        print(f"\nOpen the dashboard:     {program} dash {plan.folder}")
+        print(f"One run layer by layer: {program} report {recorded[0].path}")

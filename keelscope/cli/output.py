@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,17 @@ from keelscope.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Row", "note", "print_json", "print_table", "stderr_console", "stdout_console", "to_json", "write"]
+__all__ = [
+    "Row",
+    "invocation",
+    "note",
+    "print_json",
+    "print_table",
+    "stderr_console",
+    "stdout_console",
+    "to_json",
+    "write",
+]
 
 PIPE_WIDTH = 120
 Row = Mapping[str, str]
@@ -43,6 +55,23 @@ def _console(*, stderr: bool) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+
+
+def invocation(program: str) -> str:
+    """How the user can run keelscope again: its plain name if the shell finds it, else as it was run now.
+
+    Args:
+        program: ``sys.argv[0]``.
+
+    Returns:
+        A command to copy, without arguments.
+    """
+    path = Path(program)
+    if path.name == "__main__.py":
+        return "python -m keelscope"
+    found = shutil.which(path.name)
+    reached = found is not None and path.exists() and Path(found).resolve() == path.resolve()
+    return path.name if reached or not path.exists() else os.path.relpath(path)
 
 
 def note(sentence: str) -> None:

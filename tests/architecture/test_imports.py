@@ -84,6 +84,37 @@ def imports_of(path: Path, module: str) -> set[str]:
     return found - {module}
 
 
+def everything_imported_by(path: Path) -> set[str]:
+    """Modules a file imports anywhere, also inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("package", "known"),
+    [
+        ("keelscope.store", ("keelscope.store", "keelscope.errors")),
+        ("keelscope.models", ("keelscope.models",)),
+        (
+            "keelscope.analysis",
+            ("keelscope.analysis", "keelscope.errors", "keelscope.store.series", "keelscope.store.schema"),
+        ),
+    ],
+)
+def test_what_a_package_may_know(package, known):
+    """As the contracts say, and for modules that no contract lists yet."""
+    files = {name: path for name, path in module_files().items() if name.startswith(package)}
+    assert files
+    for name, path in files.items():
+        ours = {other for other in everything_imported_by(path) if other.partition(".")[0].startswith("keelscope")}
+        assert {other for other in ours if not other.startswith(known)} == set(), name
+
+
 def module_files() -> dict[str, Path]:
     files = {}
     for package, folder in PACKAGES.items():

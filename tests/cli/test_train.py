@@ -117,8 +117,8 @@ def test_demo(keelscope, tmp_path, monkeypatch):
     assert code == 0
     folder = tmp_path / "demo-1"
     assert sorted(path.name for path in folder.glob("*.h5")) == ["keel.h5", "post_ln.h5", "pre_ln.h5"]
-    assert f"keelscope dash {folder}" in out
-    assert f"keelscope report {folder / 'keel.h5'}" in out
+    assert f" dash {folder}\n" in out
+    assert f" report {folder / 'keel.h5'}\n" in out
     for path in folder.glob("*.h5"):
         with open_run(path) as run:
             assert run.info.stacks[0].length == 64
