@@ -17,6 +17,8 @@ from keelscope.store.schema import CoverageEntry
 
 __all__ = ["Seen", "coverage_table"]
 
+_CONTAINER = ("container", "It only holds other modules and is not called itself.")
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -59,7 +61,8 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
     if key in seen.lost and key not in seen.called:
         return "not_observed", f"It was {seen.lost[key]}."
     if key not in chosen:
-        return "not_selected", "The site selection leaves it out."
+        uncallable = is_container(module) and not isinstance(module, nn.Sequential)
+        return _CONTAINER if uncallable else ("not_selected", "The site selection leaves it out.")
     if key not in seen.called:
         return _uncalled(module, seen)
     if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
@@ -72,7 +75,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
 def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
     """A module that did not run as a module: idle, or used without calling it."""
     if is_container(module):
-        return "container", "It only holds other modules and is not called itself."
+        return _CONTAINER
     if seen.parameters and any(id(p) in seen.parameters for p in module.parameters(recurse=False)):
         return "coverage_gap", (
             "Its parameters received gradients, but no call of the module was seen: the model uses the parameters or "

@@ -167,7 +167,7 @@ def as_number(name: str, value: object) -> float:
         raise UsageError(f"log({name}=...): the name must be a Python identifier.")
     number: float | None
     try:
-        number = float(value.detach() if hasattr(value, "detach") else value)  # type: ignore[arg-type]
+        number = float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
         number = None
     if number is None or (isinstance(value, str) and not math.isfinite(number)):

@@ -6,8 +6,7 @@ The model is left as it was: parameters, gradients, buffers, random state and mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,6 +81,7 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
     from torch import nn
 
     from keelscope.session import watch
+    from keelscope.untouched import untouched
 
     if not isinstance(model, nn.Module):
         raise UsageError(f"report() takes a torch.nn.Module, a run or a run file; got {type(model).__name__}.")
@@ -89,7 +89,7 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
         raise NothingToObserveError(
             f"no parameter of {type(model).__name__} requires a gradient; set requires_grad_(True) on those to observe."
         )
-    with _untouched(model):
+    with untouched(model):
         with watch(model, **options) as session:
             loss = _loss(model, batch, loss_fn)
             session.log(loss=loss)
@@ -152,26 +152,3 @@ def _backward(loss: Tensor) -> None:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or ["no message"])[0][:300]
-
-
-@contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Give gradients, buffers, modes and random state back as they were."""
-    import torch
-
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    modes = [(module, module.training) for module in model.modules()]
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        with torch.random.fork_rng(), torch.enable_grad():
-            yield
-    finally:
-        with torch.no_grad():
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for module, training in modes:
-            module.training = training

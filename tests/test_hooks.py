@@ -106,7 +106,7 @@ def test_structure_of_outputs(kind):
     assert series.of("inner").values[0, 0] == series.of("inner.layer").values[0, 0]
 
 
-def test_structures_of_libraries():
+def test_structures_of_libraries(operators):
     """ModelOutput of transformers and packed sequences of torch."""
     from transformers.modeling_outputs import BaseModelOutput
 

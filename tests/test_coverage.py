@@ -1,0 +1,125 @@
+"""What was observed, what was not, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import keelscope as ks
+
+
+class Net(nn.Module):
+    """One module of every fate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(requires_grad=False)
+        self.plain, self.never, self.direct = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.wasted, self.cut, self.lazy = nn.Linear(4, 4), nn.Linear(4, 4), nn.LazyLinear(2)
+        self.parts = nn.ModuleList([nn.Linear(4, 4)])
+        self.own = nn.Parameter(torch.ones(4))
+        self.unused = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        x = self.plain(self.frozen(x)) * self.own
+        self.wasted(x)
+        x = x + self.cut(x).detach()
+        x = x + nn.functional.linear(x, self.direct.weight, self.direct.bias)
+        return self.parts[0](x)
+
+
+def statuses(sites="all", backward: bool = True, **options) -> dict[str, tuple[str, str]]:
+    model = Net()
+    with ks.watch(model, sites=sites, **options) as watch:
+        output = model(torch.ones(2, 4))
+        if backward:
+            output.sum().backward()
+        watch.step()
+    return {f"{entry.path}:{entry.what[0]}": (entry.status, entry.reason) for entry in watch.coverage}
+
+
+def test_every_fate_has_its_word():
+    found = statuses()
+    wanted = {
+        ":m": "observed",
+        "frozen:m": "frozen",
+        "frozen.weight:p": "frozen",
+        "plain:m": "observed",
+        "plain.weight:p": "observed",
+        "never:m": "never_called",
+        "never.weight:p": "never_called",
+        "direct:m": "coverage_gap",
+        "direct.weight:p": "observed",
+        "wasted:m": "disconnected",
+        "wasted.weight:p": "disconnected",
+        "cut:m": "disconnected",
+        "cut.weight:p": "disconnected",
+        "lazy:m": "never_called",
+        "lazy.weight:p": "uninitialized",
+        "parts:m": "container",
+        "parts.0:m": "observed",
+        "own:p": "observed",
+        "unused:p": "disconnected",
+    }
+    assert {key: found[key][0] for key in wanted} == wanted
+
+
+def test_everything_is_listed_once_and_reasons_are_sentences():
+    model = Net()
+    found = statuses()
+    assert len(found) == len(list(model.named_modules())) + len(list(model.named_parameters()))
+    for status, reason in found.values():
+        assert (reason == "") == (status == "observed")
+        assert not reason or reason.endswith(".")
+
+
+def test_without_backward():
+    found = statuses(backward=False)
+    assert found["plain:m"][0] == "observed"
+    assert found["plain.weight:p"][0] == "no_backward"
+    assert found["frozen.weight:p"][0] == "frozen"
+    assert found["never:m"][0] == "never_called"
+
+
+def test_selection_leaves_modules_out():
+    found = statuses(sites="plain")
+    assert found["plain:m"][0] == "observed"
+    assert found["wasted:m"] == ("not_selected", "The site selection leaves it out.")
+    assert found["parts:m"][0] == "container"
+    assert found["wasted.weight:p"][0] in {"disconnected", "never_called"}
+    assert found["own:p"][0] == "observed"
+
+
+@pytest.mark.parametrize(
+    ("probes", "module", "parameter"),
+    [
+        ("outputs", "observed", "not_selected"),
+        ("gradients", "observed", "not_selected"),
+        (["outputs", "parameter_gradients"], "observed", "observed"),
+        ("parameters", "observed", "not_selected"),
+    ],
+)
+def test_what_no_probe_looked_for_is_not_judged(probes, module, parameter):
+    found = statuses(probes=probes)
+    assert found["plain:m"][0] == module
+    assert found["plain.weight:p"][0] == parameter
+    assert found["frozen.weight:p"][0] == "frozen"
+    if parameter == "not_selected":
+        assert found["unused:p"][1] == "No probe on gradients of parameters was asked for."
+
+
+def test_coverage_grows_with_the_steps():
+    model = Net()
+    with ks.watch(model, sites="all") as watch:
+        for step in range(2):
+            x = model(torch.ones(2, 4)) if step == 0 else model.never(torch.ones(2, 4))
+            x.sum().backward()
+            watch.step()
+            if step == 0:
+                assert of_modules(watch)["never"] == "never_called"
+    assert of_modules(watch)["never"] == "observed"
+
+
+def of_modules(watch: ks.Watch) -> dict[str, str]:
+    return {entry.path: entry.status for entry in watch.coverage if entry.what == "module"}

@@ -1,0 +1,123 @@
+"""Rows and scalars on their way to the writer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from keelscope.errors import RecordingWarning, UsageError
+from keelscope.journal import STANDARD_SCALARS, Journal, as_number
+from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
+
+
+def layout(scalars: tuple[str, ...]) -> RunLayout:
+    group = GroupSpec("g", (StatisticSpec("s", "1", "A number."),), (Site("a", "Linear"), Site("b", "Linear")))
+    return RunLayout(RunInfo("t", "id", "2026-01-01T00:00:00+00:00"), (group,), scalars)
+
+
+def journal(path=None) -> Journal:
+    return Journal(path, "new", layout)
+
+
+def values(number: float) -> dict[str, dict[str, np.ndarray]]:
+    return {"g": {"s": np.array([number, math.nan])}}
+
+
+def test_order_and_gaps():
+    """Rows with values, rows with scalars only, in step order; what was not logged is NaN."""
+    j = journal()
+    j.log(0, {"loss": 0.5})
+    j.add(0, values(10))
+    j.flush(1)
+    j.log(1, {"loss": 1.5})
+    j.add(2, values(12))
+    j.log(2, {"lr": 0.1})
+    j.flush(3)
+    j.close()
+    run = j.run()
+    assert run["g/s"].steps.tolist() == [0, 2]
+    assert run["g/s"].values[:, 0].tolist() == [10, 12]
+    np.testing.assert_array_equal(run["scalars/loss"].values, [0.5, 1.5, math.nan])
+    np.testing.assert_array_equal(run["scalars/lr"].values, [math.nan, math.nan, 0.1])
+
+
+def test_nothing_is_written_before_the_first_values():
+    j = journal()
+    j.log(0, {"loss": 1.0})
+    j.flush(5)
+    with pytest.raises(UsageError, match="nothing is recorded yet"):
+        j.run()
+    j.add(3, values(1))
+    j.log(3, {"other": 2.0})
+    j.close()
+    run = j.run()
+    assert run["scalars/loss"].steps.tolist() == [0, 3]
+    assert {f"scalars/{name}" for name in (*STANDARD_SCALARS, "other")} <= set(run.keys())
+
+
+def test_flush_keeps_what_is_not_yet_due():
+    j = journal()
+    for step in range(3):
+        j.add(step, values(step))
+    j.flush(2)
+    assert j.run()["g/s"].steps.tolist() == [0, 1]
+    j.log(2, {"loss": 7.0})
+    j.close()
+    assert j.run()["scalars/loss"].values[2] == 7
+
+
+def test_late_and_unknown_scalars_warn_once():
+    j = journal()
+    j.add(0, values(0))
+    j.flush(1)
+    with pytest.warns(RecordingWarning, match=r"\['loss'\] came after the row of step 0 was closed"):
+        j.log(0, {"loss": 1.0})
+    j.log(0, {"loss": 2.0})
+    j.add(1, values(1))
+    j.log(1, {"new": 1.0})
+    with pytest.warns(RecordingWarning, match=r"\['new'\] are not recorded: a run file's columns are fixed") as caught:
+        j.flush(2)
+    j.add(2, values(2))
+    j.log(2, {"new": 1.0})
+    j.close()
+    assert len(caught) == 1
+    assert np.isnan(j.run()["scalars/loss"].values).all()
+
+
+def test_has():
+    j = journal()
+    j.log(4, {"loss": 1.0})
+    assert j.has(4, "loss")
+    assert not j.has(4, "lr")
+    assert not j.has(3, "loss")
+    j.add(4, values(0))
+    j.flush(5)
+    assert j.has(4, "lr")
+    assert j.has(2, "anything")
+
+
+def test_file(tmp_path):
+    j = journal(tmp_path / "a.h5")
+    assert j.path is None
+    j.add(0, values(3))
+    j.flush(1)
+    assert j.path == tmp_path / "a.h5"
+    assert j.run()["g/s"].values[0, 0] == 3
+    j.add(1, values(4))
+    j.close()
+    assert j.run()["g/s"].values[:, 0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("value", [1, 1.5, True, np.float32(2), np.array([3.0]), math.nan, -math.inf, "2.5"])
+def test_numbers(value):
+    number = as_number("x", value)
+    assert isinstance(number, float)
+    np.testing.assert_equal(number, float(np.asarray(value, dtype=float).reshape(())))
+
+
+@pytest.mark.parametrize("value", ["nan", "text", None, [1, 2], 1j, object(), np.ones(2)])
+def test_not_numbers(value):
+    with pytest.raises(UsageError, match=r"log\(x=\.\.\.\) takes one real number; got \w+"):
+        as_number("x", value)
