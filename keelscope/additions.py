@@ -253,66 +253,96 @@ def residual_additions(terms: Terms, inside: Container[int]) -> tuple[list[Addit
     Returns:
         The additions, and for each sum the stream tensor it continues.
     """
+    search = _Search(terms)
     found: dict[int, Addition] = {}
-    streams: dict[Key, Key] = {}
-    graph = terms.graph
-    for index, name in enumerate(graph.names):
-        if name not in ADDITIONS or index in inside or graph.numel((index, 0)) == 1:
+    for index, name in enumerate(terms.graph.names):
+        if name not in ADDITIONS or index in inside or terms.graph.numel((index, 0)) == 1:
             continue
-        addition, absorbed = _residual(terms, index, streams)
+        addition, absorbed = search.residual(index)
         if addition is not None:
             for inner in absorbed:
                 found.pop(inner, None)
-                streams.pop((inner, 0), None)
+                search.streams.pop((inner, 0), None)
             found[index] = addition
-            streams[addition.key] = addition.stream
-    return list(found.values()), streams
+            search.streams[addition.key] = addition.stream
+    return list(found.values()), search.streams
 
 
-def _residual(terms: Terms, index: int, streams: Mapping[Key, Key]) -> tuple[Addition | None, set[int]]:
-    """A sum as a residual addition, if need be together with a sum inside it that nothing else reads."""
-    operands = terms.of(index)
-    if len(operands) < 2:
+_Meeting = tuple[Key, int, int]
+"""Where operands meet: the tensor, and bit masks of the operands that come from it lightly only, or heavily."""
+
+
+class _Search:
+    """Looks at one sum after the other, in execution order."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.streams: dict[Key, Key] = {}
+        self._terms = terms
+        self._met: dict[tuple[tuple[Key, tuple[int, int]], ...], _Meeting | None] = {}
+
+    def residual(self, index: int) -> tuple[Addition | None, set[int]]:
+        """A sum as a residual addition, if need be together with a sum inside it that nothing else reads."""
+        operands = self._terms.of(index)
+        if len(operands) < 2:
+            return None, set()
+        found = self._split(index, operands)
+        if found is not None:
+            return found, set()
+        expanded, absorbed = _expanded(self._terms, operands)
+        found = self._split(index, expanded) if absorbed else None
+        if found is not None and len(found.shortcuts) + len(found.branches) == len(expanded):
+            return found, absorbed
         return None, set()
-    found = _split(terms, index, operands, streams)
-    if found is not None:
-        return found, set()
-    expanded, absorbed = _expanded(terms, operands)
-    found = _split(terms, index, expanded, streams) if absorbed else None
-    if found is not None and len(found.shortcuts) + len(found.branches) == len(expanded):
-        return found, absorbed
-    return None, set()
 
-
-def _split(terms: Terms, index: int, operands: tuple[Term, ...], streams: Mapping[Key, Key]) -> Addition | None:
-    """Walk back from all operands at once, latest tensor first, to where a light and a heavy path meet."""
-    graph = terms.graph
-    reached: dict[Key, tuple[int, int]] = {}
-    queue: list[tuple[int, int]] = []
-
-    def reach(key: Key, light: int, heavy: int) -> None:
-        if key not in reached:
-            heapq.heappush(queue, (-key[0], -key[1]))
-        before = reached.get(key, (0, 0))
-        reached[key] = (before[0] | light, before[1] | heavy)
-
-    for position, operand in enumerate(operands):
-        for key in operand.keys:
-            reach(key, 1 << position, 0)
-    while queue:
-        if not any(light for light, _ in reached.values()):
+    def _split(self, index: int, operands: tuple[Term, ...]) -> Addition | None:
+        """The operands by sides of the tensor where they meet."""
+        meeting = self._meeting(operands)
+        if meeting is None:
             return None
+        key, *masks = meeting
+        shortcuts, branches = (tuple(t for i, t in enumerate(operands) if mask >> i & 1) for mask in masks)
+        return Addition(index, key, shortcuts, branches)
+
+    def _meeting(self, operands: tuple[Term, ...]) -> _Meeting | None:
+        """Walk back from all operands at once, latest tensor first, to where a light and a heavy path meet."""
+        reached: dict[Key, tuple[int, int]] = {}
+        queue: list[tuple[int, int]] = []
+        for position, operand in enumerate(operands):
+            for key in operand.keys:
+                _reach(reached, queue, key, (1 << position, 0))
+        states = []
+        met: _Meeting | None = None
+        while any(light for light, _ in reached.values()) and met is None:
+            # Two paths down the same streams were followed before: from here on the answer is known.
+            if len(reached) <= 2:
+                state = tuple(sorted(reached.items()))
+                if state in self._met:
+                    met = self._met[state]
+                    break
+                states.append(state)
+            met = self._step(reached, queue)
+        self._met.update(dict.fromkeys(states, met))
+        return met
+
+    def _step(self, reached: dict[Key, tuple[int, int]], queue: list[tuple[int, int]]) -> _Meeting | None:
+        """Go back across the latest tensor reached, unless the operands meet there."""
         position, output = heapq.heappop(queue)
         key = (-position, -output)
         light, heavy = reached.pop(key)
         shortcuts = light & ~heavy
         if shortcuts and heavy:
-            sides = [tuple(t for i, t in enumerate(operands) if mask >> i & 1) for mask in (shortcuts, heavy)]
-            return Addition(index, key, *sides)
-        mixes = graph.is_heavy(key[0])
-        for source in sources(terms, key, streams):
-            reach(source, 0 if mixes else light, light | heavy if mixes else heavy)
-    return None
+            return key, shortcuts, heavy
+        through = (0, light | heavy) if self._terms.graph.is_heavy(key[0]) else (light, heavy)
+        for source in sources(self._terms, key, self.streams):
+            _reach(reached, queue, source, through)
+        return None
+
+
+def _reach(reached: dict[Key, tuple[int, int]], queue: list[tuple[int, int]], key: Key, by: tuple[int, int]) -> None:
+    if key not in reached:
+        heapq.heappush(queue, (-key[0], -key[1]))
+    light, heavy = reached.get(key, (0, 0))
+    reached[key] = (light | by[0], heavy | by[1])
 
 
 def _expanded(terms: Terms, operands: tuple[Term, ...]) -> tuple[tuple[Term, ...], set[int]]:

@@ -8,7 +8,7 @@ otherwise a value comes from the parameter itself or stays unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from keelscope.additions import Factor, Terms
 from keelscope.graph import Key
+from keelscope.module_calls import CallSites
 
 __all__ = ["Coefficient", "Coefficients", "product", "total"]
 
@@ -98,11 +99,11 @@ class Coefficients:
     Args:
         terms: the graph and how to take it apart.
         model: the model, for the names of parameters and buffers.
-        sites: path of the module that put out a tensor.
+        sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
     """
 
-    def __init__(self, terms: Terms, model: nn.Module, sites: Mapping[Key, str], dropped: set[Key]) -> None:
+    def __init__(self, terms: Terms, model: nn.Module, sites: CallSites, dropped: set[Key]) -> None:
         self._terms = terms
         self._sites = sites
         self._dropped = dropped
@@ -168,7 +169,7 @@ class Coefficients:
         value = _mean(saved) if saved is not None else None if leaf is None else _mean(leaf.detach())
         names, depends = self._leaves(key)
         name = next(iter(names), None)
-        site = self._sites.get(key)
+        site = self._sites.maker(key)
         if depends:
             return Coefficient("gate (token)", value, name, site)
         if name is None:

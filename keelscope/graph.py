@@ -87,6 +87,10 @@ class Graph:
         index = None if node is None else self.index.get(node)
         return None if index is None else (index, output)
 
+    def number(self, index: int) -> int:
+        """Autograd's sequence number of a node: it grows from one operation to the next."""
+        return _number(self.nodes[index])
+
     def shape(self, key: Key) -> tuple[int, ...] | None:
         """Shape of a tensor; None where autograd does not keep it."""
         metadata = getattr(self.nodes[key[0]], "_input_metadata", ())
@@ -148,9 +152,9 @@ class Graph:
         return key
 
 
-def _reachable(roots: Iterable[Node]) -> tuple[set[Node], dict[Node, int]]:
+def _reachable(roots: Iterable[Node]) -> tuple[dict[Node, None], dict[Node, int]]:
     """Every node behind the roots, and how often each is taken as input."""
-    found = set(roots)
+    found = dict.fromkeys(roots)
     stack = list(found)
     consumers: dict[Node, int] = {}
     while stack:
@@ -159,18 +163,18 @@ def _reachable(roots: Iterable[Node]) -> tuple[set[Node], dict[Node, int]]:
                 continue
             consumers[source] = consumers.get(source, 0) + 1
             if source not in found:
-                found.add(source)
+                found[source] = None
                 stack.append(source)
     return found, consumers
 
 
-def _in_execution_order(found: set[Node], consumers: dict[Node, int]) -> list[Node]:
+def _in_execution_order(found: Iterable[Node], consumers: dict[Node, int]) -> list[Node]:
     """By autograd's own numbers, but each node after all it takes its inputs from."""
     waiting = dict(consumers)
     ready = [(-_number(node), position, node) for position, node in enumerate(found) if node not in waiting]
     heapq.heapify(ready)
     order: list[Node] = []
-    position = len(found)
+    position = len(ready)
     while ready:
         node = heapq.heappop(ready)[2]
         order.append(node)

@@ -7,31 +7,17 @@ its smaller operand is the root of a mean, variance or length of the larger one.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from keelscope.additions import Norm, Terms
 from keelscope.graph import Graph, Key
+from keelscope.module_calls import ModuleCall, Surroundings, interior
 
-__all__ = ["ModuleCall", "Surroundings", "find_norms", "interior"]
+__all__ = ["find_norms"]
 
 _ROOTS = frozenset({"Rsqrt", "Sqrt", "LinalgVectorNorm", "Norm"})
 _REDUCTIONS = frozenset({"Mean", "Sum", "Var", "Std", "VarMean", "LinalgVectorNorm", "Norm"})
 _LONGEST = 12
-
-
-@dataclass(frozen=True, slots=True)
-class ModuleCall:
-    """One call of a module during the forward, by tensors of the graph."""
-
-    path: str
-    inputs: tuple[Key, ...]
-    outputs: tuple[Key, ...]
-    kind: str = ""
-    """norm, dropout, recurrent, container (has children), or empty."""
-    span: tuple[int, int] = (-1, -1)
-    """Autograd's sequence numbers before and after the call; (-1, ...) where the beginning was not seen."""
 
 
 def find_norms(terms: Terms, norms: dict[Key, Norm], calls: Sequence[ModuleCall]) -> set[int]:
@@ -59,28 +45,6 @@ def find_norms(terms: Terms, norms: dict[Key, Norm], calls: Sequence[ModuleCall]
             _by_behaviour(terms, norms, call)
     _name(terms.graph, norms, calls)
     return inside
-
-
-def interior(graph: Graph, call: ModuleCall) -> set[int]:
-    """Nodes between the inputs and the outputs of a call.
-
-    Args:
-        graph: the graph.
-        call: the call.
-
-    Returns:
-        Indices, outputs included, inputs not.
-    """
-    stop = {key[0] for key in call.inputs}
-    first = min(stop, default=-1)
-    stack = [key[0] for key in call.outputs if key[0] not in stop]
-    found = set(stack)
-    while stack:
-        for source in graph.inputs[stack.pop()]:
-            if source is not None and source[0] > first and source[0] not in stop and source[0] not in found:
-                found.add(source[0])
-                stack.append(source[0])
-    return found
 
 
 def _fused(terms: Terms, norms: dict[Key, Norm], inside: set[int]) -> None:
@@ -198,33 +162,4 @@ def _name(graph: Graph, norms: dict[Key, Norm], calls: Sequence[ModuleCall]) -> 
     around = Surroundings(calls)
     for key, norm in norms.items():
         if not norm.path:
-            owner = around.of(graph, key[0])
-            norms[key] = Norm(f"{'' if owner is None else owner.path}:norm", norm.source, norm.kind)
-
-
-class Surroundings:
-    """Which module call a node was made in.
-
-    Args:
-        calls: module calls; those whose beginning was not seen are left out.
-    """
-
-    def __init__(self, calls: Sequence[ModuleCall]) -> None:
-        seen = sorted((call for call in calls if call.span[0] >= 0), key=lambda call: (call.span[0], -call.span[1]))
-        self._calls = seen
-        self._starts = [call.span[0] for call in seen]
-        self._parents: list[int] = []
-        open_calls: list[int] = []
-        for position, call in enumerate(seen):
-            while open_calls and seen[open_calls[-1]].span[1] < call.span[1]:
-                open_calls.pop()
-            self._parents.append(open_calls[-1] if open_calls else -1)
-            open_calls.append(position)
-
-    def of(self, graph: Graph, index: int) -> ModuleCall | None:
-        """The innermost call around a node; None outside all of them."""
-        number = int(graph.nodes[index]._sequence_nr())  # type: ignore[attr-defined]
-        position = bisect_right(self._starts, number) - 1
-        while position >= 0 and self._calls[position].span[1] <= number:
-            position = self._parents[position]
-        return self._calls[position] if position >= 0 else None
+            norms[key] = Norm(f"{around.path(graph, key[0])}:norm", norm.source, norm.kind)

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 
 from keelscope.coefficients import Coefficient
 
-__all__ = ["Parts", "equation", "schemes_of", "schemes_of_stack"]
+__all__ = ["SECOND", "Parts", "equation", "schemes_of", "schemes_of_stack"]
+
+
+SECOND = "y"
+"""How a second stream, which takes up the branch of the first, is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +28,7 @@ class Parts:
     alpha: Coefficient
     beta: Coefficient
     entry: str = "x"
-    """What the branch reads: ``x``, ``n x``, ``c n x``, ``d x``, ``x + c``."""
+    """What the branch reads: ``x``, ``n x``, ``c n x``, ``d x``, ``x + c``; empty for the branch of another addition."""
     inner: bool = False
     """Whether a norm stands before the branch's last matrix."""
     branch_norm: bool = False
@@ -48,12 +52,13 @@ def equation(parts: Parts) -> str:
         >>> equation(Parts(Coefficient(), Coefficient("learnable scalar", 0.0)))
         'x + b F(x)'
     """
-    branch = f"F({parts.entry})"
+    stream = "x" if parts.entry else SECOND
+    branch = f"F({parts.entry})" if parts.entry else "F"
     if parts.inner:
         branch = f"W n({branch})"
     if parts.branch_norm:
         branch = f"n({branch})"
-    shortcut = "n x" if parts.shortcut_norm else "x"
+    shortcut = f"n {stream}" if parts.shortcut_norm else stream
     written = f"{'' if parts.alpha.is_one else 'a '}{shortcut} + {'' if parts.beta.is_one else 'b '}{branch}"
     for name in parts.after:
         written = f"{name}({written})"
@@ -92,6 +97,10 @@ _FORMS: dict[str, dict[str, Rule | None]] = {
     "x + n(F(n x))": {"peri_ln": None, "sandwich_ln": None},
     "x + W n(F(n x))": {"sub_ln": None},
     "n(a x + b n(F(x)))": {"ngpt": None},
+    "n(x + F(x)), y + F": {"residual_dual": None},
+    "n(x + F(x)), y + b F": {"residual_dual": None},
+    "n(x + F(n x)), y + F": {"siamese_norm": None},
+    "n(x + b F(n x)), y + F": {"siamese_norm": None},
 }
 _LAYERSCALE: dict[str, Rule | None] = {"layerscale": None}
 _SCALED_BY_DEPTH: dict[str, Rule | None] = {
@@ -145,6 +154,8 @@ _LETTERS = {
     "x + W n(F(n x))": "w",
     "a x + W n(F(n x))": "w",
     "x + F(c n x)": "l",
+    "n(x + F(n x)), y + F": "e",
+    "n(x + b F(n x)), y + F": "f",
 }
 _STACKS = {
     "keel": re.compile(r"qjk+|qqk+|[jk]+"),
@@ -152,6 +163,7 @@ _STACKS = {
     "hybrid_norm": re.compile(r"(qq)?(pr)+"),
     "normformer": re.compile(r"(sw)+s?"),
     "ln_scaling": re.compile(r"qql+"),
+    "siamese_norm": re.compile(r"ef*"),
 }
 
 

@@ -67,6 +67,16 @@ class Sides:
             norm = norm or (trail.norms[0].path if trail.norms else None)
         return ShortcutSide(total(found), norm)
 
+    def end(self, addition: Addition) -> Key:
+        """The tensor behind the weights on a branch (of its first part)."""
+        return self._trails.branch_end(addition.branches[0]).keys[-1]
+
+    def second(self, addition: Addition) -> BranchSide:
+        """The branch of an addition that takes up what another addition's branch put out."""
+        end = self._trails.branch_end(addition.branches[0])
+        beta = self._weights.of([*addition.branches[0].factors, *end.factors()])
+        return BranchSide(beta, Coefficient(), "", None, None, None, (), self._outputs(end))
+
     def branch(self, addition: Addition) -> BranchSide:
         """The branch of an addition."""
         region = self._trails.region(addition.branches, addition.stream)

@@ -59,7 +59,9 @@ class Sublayer:
     """A module whose input is the stream after this sub-layer, if any."""
     stream: int = 0
     """Which stream it adds to: sub-layers of one stream follow each other without a product of matrices between."""
-    notes: tuple[str, ...] = ()
+    part_of: int | None = None
+    """For an addition in `Topology.further`: the index of the sub-layer it belongs to."""
+    note: str = ""
     """What could not be read here."""
 
 
@@ -68,6 +70,9 @@ class Topology:
     """The residual sub-layers of a model in execution order."""
 
     sublayers: tuple[Sublayer, ...]
+    further: tuple[Sublayer, ...] = ()
+    """Residual additions that are no sub-layers of their own: a second stream that takes up the same branch, or an addition
+    inside a branch."""
     schemes: tuple[tuple[str, ...], ...] = ()
     """Per stream, the schemes that all its sub-layers follow."""
     unknown: tuple[str, ...] = ()

@@ -19,7 +19,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from keelscope.coefficients import Coefficient
 from keelscope.graph import Graph, Key
 from keelscope.leaves import floating_leaves
-from keelscope.normalisations import ModuleCall
+from keelscope.module_calls import ModuleCall
 from keelscope.reading import Reading
 from keelscope.sites import clean_path, is_norm
 from keelscope.stacks import find_stacks

@@ -84,7 +84,8 @@ class Trails:
 
     def __init__(self, terms: Terms, streams: Mapping[Key, Key]) -> None:
         self._terms = terms
-        self._streams = streams
+        self.streams = streams
+        """For each residual sum the stream tensor it continues."""
         self._normed: dict[Key, list[Key]] = {}
         for key, norm in terms.norms.items():
             if norm.source is not None:
@@ -106,11 +107,11 @@ class Trails:
         while queue:
             position, output = heapq.heappop(queue)
             key = (-position, -output)
-            if key == goal or (goal is None and key in self._streams):
+            if key == goal or (goal is None and key in self.streams):
                 return self._trail(key, parents)
             if self._terms.graph.is_heavy(key[0]) or (goal is not None and key < goal):
                 continue
-            for source in sources(self._terms, key, self._streams):
+            for source in sources(self._terms, key, self.streams):
                 if source not in parents:
                     parents[source] = key
                     heapq.heappush(queue, (-source[0], -source[1]))
@@ -131,7 +132,7 @@ class Trails:
     def _note(self, trail: Trail, key: Key) -> None:
         norm = self._terms.norms.get(key)
         step = self._terms.scale(key[0])
-        if key in self._streams:
+        if key in self.streams:
             return
         if norm is not None:
             trail.events.append(norm)
@@ -144,7 +145,7 @@ class Trails:
         """The way from a sum back into a branch, to its norm or to the first operation that is no weight."""
         trail = Trail(list(term.keys[:1]))
         key = term.keys[0]
-        while len(term.keys) == 1 and key not in self._streams:
+        while len(term.keys) == 1 and key not in self.streams:
             norm = self._terms.norms.get(key)
             if norm is not None:
                 trail.events.append(norm)
@@ -185,18 +186,22 @@ class Trails:
             key = stack.pop()
             if key == stream:
                 continue
-            for source in sources(self._terms, key, self._streams):
+            for source in sources(self._terms, key, self.streams):
                 if source >= stream and source not in found:
                     found.add(source)
                     stack.append(source)
-        return sorted(found)
+        between = {stream}
+        for key in sorted(found):
+            if not between.isdisjoint(sources(self._terms, key, self.streams)):
+                between.add(key)
+        return sorted(between)
 
     def entries(self, region: list[Key], stream: Key) -> set[Entry]:
         """The ways in which a branch reads the stream."""
         at: dict[Key, set[Entry]] = {stream: {Entry()}}
         entering: set[Entry] = set()
         for key in region:
-            came = {entry for source in sources(self._terms, key, self._streams) for entry in at.get(source, ())}
+            came = {entry for source in sources(self._terms, key, self.streams) for entry in at.get(source, ())}
             if key == stream or not came:
                 continue
             if self._terms.graph.is_heavy(key[0]):
