@@ -83,8 +83,20 @@ def loss_of(model):
     return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
 
-def measure(scheme: str, **options) -> Flow:
+def build(scheme: str, *, linear: bool = False, **options):
+    """The model, with every branch replaced by one random matrix if asked for: no attention, v = 1."""
     model = models.build(scheme, **options)
+    if linear:
+        generator = torch.Generator().manual_seed(options.get("seed", 0))
+        for sublayer in model.sublayers:
+            width = model.config.width
+            sublayer.branch = torch.nn.Linear(width, width, bias=False)
+            sublayer.branch.weight.data.normal_(0, width**-0.5, generator=generator)
+    return model
+
+
+def measure(scheme: str, **options) -> Flow:
+    model = build(scheme, **options)
     streams, gains, _ = watch(model)
     loss = loss_of(model)
     loss.backward()
@@ -106,7 +118,7 @@ def measure(scheme: str, **options) -> Flow:
 
 def measure_shortcut(scheme: str, **options) -> np.ndarray:
     """Norms of the stream's gradient when no gradient enters a branch, ``[entry]``."""
-    model = models.build(scheme, **options)
+    model = build(scheme, **options)
     for sublayer in model.sublayers:
         sublayer.branch.register_forward_hook(lambda _, __, output: output.detach())
     streams, _, _ = watch(model)

@@ -82,6 +82,20 @@ def test_bfloat16_absorbs_branches_behind_a_large_alpha_and_float32_does_not():
 
 
 @pytest.mark.parametrize("seed", [0, 1])
+def test_linear_branches_give_the_textbook_rates(flow, shortcut_slope, seed):
+    """With v = 1 the shortcut loses 1/2 log10 2 = 0.1505 per sub-layer, and the branches give all of it back."""
+    options = {"depth": 64, "width": 128, "linear": True, "seed": seed}
+    assert 0.13 < shortcut_slope("post_ln", **options) < 0.16
+    assert abs(flow("post_ln", **options).slope("whole")) < 0.01
+
+
+def test_linear_branches_add_one_to_the_power_of_pre_ln(flow):
+    """In expectation over weights; log10 of 65 is 1.813."""
+    power = [flow("pre_ln", depth=64, width=128, linear=True, seed=seed).power[-1] for seed in (0, 1)]
+    assert np.log10(np.mean(power)) == pytest.approx(1.804, abs=0.05)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
 def test_post_ln_vanishes_along_the_shortcut_by_the_law_of_the_branch_gain(flow, shortcut_slope, seed):
     slope = shortcut_slope("post_ln", depth=64, seed=seed)
     assert 0.09 < slope < 0.13
