@@ -110,9 +110,10 @@ def test_the_page_shows_runs_and_verdicts(visit: Callable[..., Any]) -> None:
     page = visit()
     text_of(page, "#cards", "Flat")
     assert page.locator(".card").count() == 3
+    playwright.expect(page.locator(".card.focused, .run.focused")).to_have_count(2)
     assert page.locator(".run").all_inner_texts()[0].split("\n")[0] == "keel"
     text_of(page, ".card:nth-child(2)", "Vanishing")
-    text_of(page, "#where", "keel, sub-layer 19, step 590")
+    text_of(page, "#where", "sub-layer 19, step 590 · keel")
     assert page.evaluate("Plotly.version").split(".")[0] == "4"
 
 
@@ -127,7 +128,7 @@ def test_a_click_in_the_heatmap_moves_step_and_layer(visit: Callable[..., Any], 
 
     page = visit()
     click_at(page, "heatmap", 0.502, 0.5)
-    text_of(page, "#where", "keel, sub-layer 33, step 300")
+    text_of(page, "#where", "sub-layer 33, step 300 · keel")
     text_of(page, "#profile-step", "at step 300")
     text_of(page, "#history-layer", "sub-layer 33")
     assert page.locator("#step").input_value() == "300"
@@ -174,13 +175,13 @@ def test_the_heatmap_is_painted_with_the_colours_of_its_cells(visit: Callable[..
 
 def test_keys_move_the_cursor_the_run_and_the_metric(visit: Callable[..., Any]) -> None:
     page = visit()
-    text_of(page, "#where", "keel, sub-layer 19, step 590")
+    text_of(page, "#where", "sub-layer 19, step 590 · keel")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Shift+ArrowUp")
-    text_of(page, "#where", "keel, sub-layer 29, step 580")
+    text_of(page, "#where", "sub-layer 29, step 580 · keel")
     page.keyboard.press("Home")
     page.keyboard.press("]")
-    text_of(page, "#where", "post_ln, sub-layer 29, step 0")
+    text_of(page, "#where", "sub-layer 29, step 0 · post_ln")
     page.keyboard.press("3")
     text_of(page, "#symbol", "Var(x)")
     text_of(page, "#legend-title", "decades vs input side")
@@ -209,23 +210,23 @@ def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
     page = visit()
     page.locator(".findings .show[data-rule=vanishing]").click()
     text_of(page, "#focused", "post_ln")
-    text_of(page, "#where", "post_ln, sub-layer 1, step")
+    text_of(page, "#where", "sub-layer 1, step")
 
 
 def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
     page = visit("?run=pre_ln&metric=variance&step=123&layer=7")
     text_of(page, "#symbol", "Var(x)")
     playwright.expect(page.locator("input[value=variance]")).to_be_checked()
-    text_of(page, "#where", "pre_ln, sub-layer 7, step 120")
+    text_of(page, "#where", "sub-layer 7, step 120 · pre_ln")
     page.wait_for_url("**step=120**")
     again = visit(page.url.partition("?")[1] + page.url.partition("?")[2])
-    text_of(again, "#where", "pre_ln, sub-layer 7, step 120")
+    text_of(again, "#where", "sub-layer 7, step 120 · pre_ln")
     text_of(again, "#symbol", "Var(x)")
 
 
 def test_an_address_that_fits_nothing_is_bent_not_refused(visit: Callable[..., Any]) -> None:
     page = visit("?run=none&metric=none&step=1e12&layer=-4&x=9~3")
-    text_of(page, "#where", "keel, sub-layer 1, step 590")
+    text_of(page, "#where", "sub-layer 1, step 590 · keel")
 
 
 def test_zoom_about_the_pointer_and_back(visit: Callable[..., Any]) -> None:
@@ -283,7 +284,7 @@ def test_an_empty_folder_shows_how_to_record_and_then_the_run(
         kit.write_run(tmp_path / "first.h5", "keel", layers=8, steps=5)
         playwright.expect(page.locator(".card")).to_have_count(1, timeout=WAIT)
         playwright.expect(page.get_by_text("No runs yet")).to_be_hidden()
-        text_of(page, "#where", "first, sub-layer 2, step 40")
+        text_of(page, "#where", "sub-layer 2, step 40 · first")
         page.close()
 
 
@@ -297,14 +298,14 @@ def test_a_live_run_is_followed_until_the_user_looks_back(
     writer.flush()
     with kit.served(tmp_path) as app, at_port(app) as url:
         page = visit(url=url)
-        text_of(page, "#where", "live, sub-layer 5, step 40")
+        text_of(page, "#where", "sub-layer 5, step 40 · live")
         text_of(page, "#pulse", "Live · step 40")
         text_of(page, "#follow", "Following")
         page.locator(".card").focus()
         for row in rows[5:20]:
             writer.append(row)
         writer.flush()
-        text_of(page, "#where", "live, sub-layer 5, step 190")
+        text_of(page, "#where", "sub-layer 5, step 190 · live")
         page.wait_for_timeout(2500)  # a new verdict: the card is drawn anew under the keyboard focus
         assert page.evaluate("document.activeElement.className").startswith("card")
         click_at(page, "heatmap", 0.1, 0.5)
@@ -360,7 +361,7 @@ def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
         page = visit("?step=700&layer=2", url=url)
         text_of(page, "#pooled", "farthest of every 2 recorded steps")
         page.wait_for_timeout(600)
-        text_of(page, "#where", "long, sub-layer 2, step 700")
+        text_of(page, "#where", "sub-layer 2, step 700 · long")
         shown = page.evaluate("10 ** keelscope.view.exact('profile', keelscope.view.runs[0]).levels[1]")
         with open_run(path) as run:
             assert shown == pytest.approx(run["gradients/rms"].of("sublayers.1").at(700)[0], rel=1e-5)
@@ -372,10 +373,10 @@ def test_a_lost_server_is_said_and_the_data_stay(visit: Callable[..., Any], kit:
     kit.write_run(tmp_path / "run.h5", "keel", layers=8, steps=5)
     with kit.served(tmp_path) as app, at_port(app) as url:
         page = visit(url=url)
-        text_of(page, "#where", "run, sub-layer 2, step 40")
+        text_of(page, "#where", "sub-layer 2, step 40 · run")
         page.route("**/api/v1/state", lambda route: route.fulfill(status=503, body=""))
         text_of(page, "#banner", "Connection to keelscope lost")
-        text_of(page, "#where", "run, sub-layer 2, step 40")
+        text_of(page, "#where", "sub-layer 2, step 40 · run")
         page.unroute("**/api/v1/state")
         playwright.expect(page.locator("#banner")).to_be_hidden(timeout=WAIT)
         page.close()

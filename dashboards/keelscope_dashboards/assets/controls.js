@@ -272,7 +272,7 @@
     set("pooled", tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
     set("profile-step", `at step ${ks.count(step)}`);
     set("history-layer", `${tile.depth} ${ks.count(view.layer)}`);
-    set("where", `${run.name}, ${tile.depth} ${ks.count(view.layer)}, step ${ks.count(step)}`);
+    set("where", `${tile.depth} ${ks.count(view.layer)}, step ${ks.count(step)} · ${run.name}`);
     set("value", ks.value(level));
     buttons(view, run);
   };

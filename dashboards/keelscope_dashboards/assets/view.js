@@ -127,7 +127,9 @@
     onState(state, fresh) {
       if (fresh) {
         this.runs = state.runs;
+        const before = this.focus;
         this.choose();
+        if (this.focus !== before) this.decorate();
         this.load();
         if (state.digest !== this.digest) {
           this.digest = state.digest;
