@@ -8,6 +8,7 @@ Nothing is looked up at import: a look-up reads the metadata of every installed 
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from keelscope.errors import PluginWarning, UnknownNameError
@@ -47,14 +48,18 @@ def _items(point: EntryPoint) -> tuple[object, ...]:
         loaded = point.load()
     except Exception as error:  # whatever a foreign package raises while it is imported, keelscope must go on
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(
+        _warn_once(
             f"plugin {_package(point)} is left out: its entry point {point.name} = {point.value} ({point.group}) "
-            f"does not load ({reason}); update or uninstall the package.",
-            PluginWarning,
-            stacklevel=3,
+            f"does not load ({reason}); update or uninstall the package."
         )
         return ()
     return tuple(loaded) if isinstance(loaded, (tuple, list)) else (loaded,)
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Python's own register of warnings forgets whenever an import changes a filter, and plugins import much."""
+    warnings.warn(message, PluginWarning, stacklevel=5)
 
 
 def _package(point: EntryPoint) -> str:

@@ -61,7 +61,7 @@ def _commands() -> list[str]:
     from keelscope.cli.application import create_app
 
     group = get_command(create_app())
-    return list(group.list_commands(None))
+    return list(group.list_commands(None))  # type: ignore[attr-defined]  # a group is typed as any command
 
 
 def _help(command: str) -> str:
