@@ -18,7 +18,7 @@ Facts = dict[str, Any]
 
 def observe(case: ModuleType, model: nn.Module, step: Callable[[nn.Module], Any], n_steps: int = 1) -> Facts:
     """Attach, run the steps, detach; what was recorded of the first step, and of each in ``steps``."""
-    optimizer = _optimizers(case, model, step)
+    optimizer = optimizers_of(case, model, step)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         watch = ks.watch(model, optimizer=optimizer, sites="all", probes=["default", "inputs"], calls=True)
@@ -34,7 +34,7 @@ def observe(case: ModuleType, model: nn.Module, step: Callable[[nn.Module], Any]
     return {**steps[0], "steps": steps, "buffers": buffers}
 
 
-def _optimizers(case: ModuleType, model: nn.Module, step: Callable[[nn.Module], Any]) -> Any:
+def optimizers_of(case: ModuleType, model: nn.Module, step: Callable[[nn.Module], Any]) -> Any:
     """The optimizers a user would pass: those the case offers, or those its step function uses."""
     if hasattr(step, "optimizer"):
         return step.optimizer
