@@ -234,6 +234,7 @@ class _Trial:
         twins = self._twin(1), self._twin(2)
         gains, shifts, slopes = [], [], []
         rows = _rows(self.width)
+        rows = rows + rows.sign()  # no entry so small that it would not saturate
         for twin in twins:
             far, near = self._odd_and_even(twin, _LARGE * rows), self._odd_and_even(twin, _SMALL * rows)
             if far is None or near is None:

@@ -14,40 +14,78 @@ Sources: Xiong et al., arXiv 2002.04745, Lemma 3 (|J| = O(sqrt(d) / |x|)); Chen 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
-from keelscope.norms import NormForm, fold, folded_gain, row_scale, running_scale, unfold
+from keelscope.entries import constant
+from keelscope.norms import NormForm, Numbers, fold, folded_gain, row_scale, running_scale, times, unfold
 
-__all__ = ["RowGains", "frobenius_gain", "row_gains", "row_pieces", "transported_squares", "vector_jacobian"]
+__all__ = ["RowGains", "frobenius_gain", "row_gains", "transported_squares", "vector_jacobian"]
 
-_CACHED_PIECE = 1 << 18
+_CACHED_PIECE = 1 << 17
 _DEVICE_PIECE = 1 << 24
 _TINY = 1e-300
-"""Stands in for a mean square of 0, whose row has no direction."""
+"""Added to a square that may be 0, in a row without direction."""
 
-Piece = tuple[Tensor, Tensor, Tensor]
-"""Rows ``[batch, repeat, width, place]``, their gain ``[repeat, width]``, and a second tensor like the rows."""
+_Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
+"""Rows, a second tensor like them, folded weights -> sums ``[row]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowGains:
-    """What a norm does to a gradient on its way back, ``[row]`` in float64.
+    """What a norm does to a gradient on its way back, per row.
 
     A row of an entry-wise norm is a token (DyT) or a channel (BatchNorm in evaluation).
     """
 
-    squared_gain: Tensor
-    """``|J|_F^2 / n``: mean factor on the square of a gradient without preferred direction."""
-    sigma_max: Tensor
-    """Bound ``max|gamma| / s`` of the largest singular value; exact for constant gamma and for a diagonal J."""
-    epsilon_share: Tensor
-    """``1 - rho``: what is left of a gradient along the row itself, relative to one across it; 0 without epsilon."""
-    mean_square: Tensor
-    """Mean of x^2 over the row, before the mean is taken away."""
+    table: Tensor
+    """``[row, 6]`` in float64, one column per property."""
+
+    @property
+    def squared_gain(self) -> Tensor:
+        """``|J|_F^2 / n``: mean factor on the square of a gradient without preferred direction."""
+        return self.table[:, 0]
+
+    @property
+    def sigma_max(self) -> Tensor:
+        """Bound ``max|gamma| / s`` of the largest singular value; exact for constant gamma and for a diagonal J."""
+        return self.table[:, 1]
+
+    @property
+    def epsilon_share(self) -> Tensor:
+        """``1 - rho``: what is left of a gradient along the row, relative to one across it; 0 without epsilon."""
+        return self.table[:, 2]
+
+    @property
+    def mean_square(self) -> Tensor:
+        """Mean of x^2 over the row, before the mean is taken away."""
+        return self.table[:, 3]
+
+    @property
+    def gamma_square(self) -> Tensor:
+        """Mean of gamma^2 over the row."""
+        return self.table[:, 4]
+
+    @property
+    def scale(self) -> Tensor:
+        """``1 / s``; 1 for DyT, which has no scale."""
+        return self.table[:, 5]
+
+    @classmethod
+    def of(cls, *columns: Numbers) -> RowGains:
+        """The table of six columns ``[row]``, or single numbers, the first of which is whole."""
+        if isinstance(columns[0], Tensor):
+            return cls(torch.stack([column.expand_as(columns[0]) for column in columns], 1))
+        table = np.empty((columns[0].size, len(columns)))
+        for i, column in enumerate(columns):
+            table[:, i] = column
+        return cls(torch.from_numpy(table))
 
 
 def frobenius_gain(form: NormForm, x: Tensor) -> Tensor:
@@ -78,95 +116,119 @@ def row_gains(form: NormForm, x: Tensor) -> RowGains:
         Gains, one per row.
     """
     rows = fold(form, x)
-    gamma = folded_gain(form, form.gamma, rows)
+    squares = folded_gain(form, form.gamma, x).square()  # [repeat, width]
     if form.kind == "batch_eval":
         _, scale, share = running_scale(form, x.dtype)
-        factor = (gamma[:, 0] * scale).abs()
-        return RowGains(
-            factor.square(), factor, share, torch.cat([_mean_square(p) for p, _, _ in row_pieces(rows, gamma)])
-        )
-    of = _tanh_gains if form.kind == "dyt" else _row_norm_gains
-    parts = [of(form, piece, part, x.dtype) for piece, part, _ in row_pieces(rows, gamma)]
-    return RowGains(*parts[0]) if len(parts) == 1 else RowGains(*map(torch.cat, zip(*parts, strict=True)))
+        power = squares[:, 0].expand_as(scale)
+        squared = power * scale.square()
+        return RowGains.of(squared, squared.sqrt(), share, _mean_square(rows), power, scale)
+    if form.kind == "dyt":
+        return _tanh_gains(form, rows, squares)
+    return _row_norm_gains(form, rows, squares, x.dtype)
 
 
-def row_pieces(rows: Tensor, gamma: Tensor, second: Tensor | None = None) -> Iterator[Piece]:
-    """Whole rows in pieces that fit the processor's cache, with what belongs to them.
-
-    Args:
-        rows: ``[batch, repeat, width, place]``, see `keelscope.norms.fold`.
-        gamma: ``[repeat, width]``, with 1 for a repeat or width that does not matter.
-        second: like `rows`, e.g. a gradient.
-
-    Yields:
-        Views of the three; rows come in their order over (batch, repeat).
-    """
-    second = rows if second is None else second
-    limit = _CACHED_PIECE if rows.is_cpu else _DEVICE_PIECE
-    if rows.numel() <= limit:
-        yield rows, gamma, second
-        return
-    axis = 0 if rows.shape[0] > 1 else 1
-    step = max(1, limit * rows.shape[axis] // rows.numel())
-    for start in range(0, rows.shape[axis], step):
-        length = min(step, rows.shape[axis] - start)
-        part = gamma.narrow(0, start, length) if axis == 1 and gamma.shape[0] > 1 else gamma
-        yield rows.narrow(axis, start, length), part, second.narrow(axis, start, length)
-
-
-def _row_norm_gains(form: NormForm, rows: Tensor, gamma: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The fields of `RowGains` for one piece."""
-    size, lost = _sizes(form, rows)
-    squares = gamma.square()  # [repeat, width]
-    mean, m, weighted = _moments(rows, squares, centred=form.centred)  # [batch, repeat]
+def _row_norm_gains(form: NormForm, rows: Tensor, squares: Tensor, dtype: torch.dtype) -> RowGains:
+    """Gains of a row norm, with gamma^2 ``[repeat, width]``."""
+    size, lost = rows.shape[1], _lost(form)
+    peak, power = (_numbers(_over_rows(t, rows)) for t in (squares.amax(1), squares.mean(1)))  # [row] or [1]
+    mean, total, weighted = map(_numbers, _moments(rows, squares, centred=form.centred))  # [row]
+    m = total / size
     scale, share = row_scale(form, m, size, dtype)
-    power = squares.mean(1).expand_as(m)
     if size > lost:
-        along = weighted / m.clamp(min=_TINY)  # u' gamma^2 u
-        inside = torch.addcmul(power * (size - lost + 1), 1 - share.square(), along, value=-1).clamp_(min=0)
-        top = gamma.abs().amax(1) * scale
+        along = weighted / (total + _TINY)  # u' gamma^2 u
+        inside = (power * (size - lost + 1) - along * (1 - share * share)).clip(0)
+        top = scale * peak**0.5
     else:
-        inside = share.square() * power * (size == lost)
-        top = share * power.sqrt() * scale * (size == lost)
-    squared_gain = inside * scale.square() / size
-    mean_square = m if mean is None else m + mean.square()
-    return squared_gain.reshape(-1), top.reshape(-1), share.reshape(-1), mean_square.reshape(-1)
+        inside = share * share * power * (size == lost)
+        top = share * scale * power**0.5 * (size == lost)
+    return RowGains.of(inside * (scale * scale / size), top, share, m + mean * mean, power, scale)
 
 
-def _sizes(form: NormForm, rows: Tensor) -> tuple[int, int]:
-    """Entries in a row, and how many directions a row norm takes from it."""
-    return rows.shape[2] * rows.shape[3], 2 if form.centred else 1
+def _numbers(values: Tensor) -> Numbers:
+    """One number per row, in the library that is quick with a few of them."""
+    return values.numpy() if values.is_cpu else values
 
 
-def _moments(rows: Tensor, weights: Tensor, *, centred: bool) -> tuple[Tensor | None, Tensor, Tensor]:
-    """``[batch, repeat]`` each: mean, mean square of the centred row, and its mean square weighted."""
-    wide = rows.to(torch.float64)
-    mean = wide.mean((2, 3)) if centred else None
-    squares = wide.square() if mean is None else (wide - mean[..., None, None]).square_()
-    squares = squares[..., 0] if rows.shape[3] == 1 else squares.mean(3)  # [batch, repeat, width]
-    m = squares.mean(2)
-    if weights.shape[1] == 1:
-        return mean, m, m * weights[:, 0]
-    if rows.shape[1] == 1:
-        return mean, m, torch.mv(squares[:, 0], weights[0] / rows.shape[2])[:, None]
-    return mean, m, (squares * weights).mean(2)
+def _tensor(values: Numbers) -> Tensor:
+    return values if isinstance(values, Tensor) else torch.from_numpy(values)
 
 
-def _tanh_gains(form: NormForm, rows: Tensor, _gamma: Tensor, _dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """The fields of `RowGains` for one piece of DyT's input."""
-    slopes = _tanh_slopes(form, rows)
-    top = slopes.abs().amax((1, 2, 3))
-    return slopes.square().mean((1, 2, 3)), top, torch.zeros_like(top), _mean_square(rows)
+def _lost(form: NormForm) -> int:
+    """How many directions a row norm takes from a row, up to epsilon."""
+    return 2 if form.centred else 1
+
+
+def _over_rows(values: Tensor, rows: Tensor) -> Tensor:
+    """One value per repeat, as one per row; a single one stays ``[1]``."""
+    repeat, count = values.shape[0], rows.shape[0]
+    return values if repeat in {1, count} else values.repeat(count // repeat)
+
+
+def _weighted(values: Tensor, weights: Tensor) -> Tensor:
+    """Sums over the entries of rows ``[row, entry]`` with folded weights ``[repeat, width]``; ``[row]``."""
+    repeat, width = weights.shape
+    if width == 1:
+        return values.sum(1) * _over_rows(weights[:, 0], values)
+    if repeat == 1 and width == values.shape[1]:
+        return torch.mv(values, weights[0])
+    places = values.reshape(-1, repeat, width, values.shape[1] // width).sum(3)
+    return (places * weights).sum(2).reshape(-1)
+
+
+def _in_pieces(of: _Sums, rows: Tensor, second: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    """Sums of whole rows, taken in pieces that fit the processor's cache; `second` is like `rows`."""
+    limit = _CACHED_PIECE if rows.is_cpu else _DEVICE_PIECE
+    count, repeat = rows.shape[0], weights.shape[0]
+    if rows.numel() <= limit:
+        return of(rows, second, weights)
+    step = max(1, limit // rows.shape[1])
+    own = repeat == count > 1  # each row has its weights
+    step = step if own else max(step // repeat, 1) * repeat
+    cuts = [slice(at, at + step) for at in range(0, count, step)]
+    found = [of(rows[cut], second[cut], weights[cut] if own else weights) for cut in cuts]
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+
+def _moments(rows: Tensor, weights: Tensor, *, centred: bool) -> tuple[Tensor, ...]:
+    """``[row]`` each: mean (0 unless centred), sum of squares of the centred row, and their weighted sum."""
+    return _in_pieces(_centred_moments if centred else _plain_moments, rows, rows, weights)
+
+
+def _plain_moments(rows: Tensor, _: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    squares = rows.to(torch.float64, copy=True).square_()
+    total = squares.sum(1)
+    return torch.zeros_like(total), total, _weighted(squares, weights)
+
+
+def _centred_moments(rows: Tensor, _: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    wide = rows.to(torch.float64, copy=True)
+    mean = wide.mean(1)
+    squares = wide.sub_(mean[:, None]).square_()
+    return mean, squares.sum(1), _weighted(squares, weights)
 
 
 def _mean_square(rows: Tensor) -> Tensor:
-    return rows.to(torch.float64).square().mean((2, 3)).reshape(-1)
+    """Mean of the squares of each row."""
+    return _moments(rows, constant(1.0, rows.device).reshape(1, 1), centred=False)[1] / rows.shape[1]
+
+
+def _tanh_gains(form: NormForm, rows: Tensor, squares: Tensor) -> RowGains:
+    """Gains of DyT."""
+
+    def sums(piece: Tensor, _: Tensor, __: Tensor) -> tuple[Tensor, ...]:
+        slopes = _tanh_slopes(form, piece).square_()
+        return slopes.mean(1), slopes.amax(1)
+
+    gain, top = _in_pieces(sums, rows, rows, squares)
+    zero = torch.zeros_like(gain)
+    return RowGains.of(gain, top.sqrt(), zero, _mean_square(rows), squares.mean(), zero + 1)
 
 
 def _tanh_slopes(form: NormForm, rows: Tensor) -> Tensor:
     """The diagonal ``gamma a (1 - tanh(a x)^2)`` of DyT's Jacobian, like `rows`."""
-    slope, gamma = (folded_gain(form, t, rows)[..., None] for t in (form.slope, form.gamma))
-    return gamma * slope * (1 - torch.tanh(slope * rows.to(torch.float64)).square())
+    slope, gamma = (folded_gain(form, t, rows) for t in (form.slope, form.gamma))
+    decay = 1 - torch.tanh(times(rows.to(torch.float64), slope)).square()
+    return times(decay, gamma * slope)
 
 
 def vector_jacobian(form: NormForm, x: Tensor, gradient: Tensor, *, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -184,32 +246,31 @@ def vector_jacobian(form: NormForm, x: Tensor, gradient: Tensor, *, dtype: torch
         Like `gradient`.
 
     Example:
-        >>> x, g = torch.tensor([[1.0, 5.0]]), torch.tensor([[1.0, 0.0]])
-        >>> vector_jacobian(NormForm("layer", shape=(2,)), x, g).tolist()
-        [[0.0, 0.0]]
+        >>> vector_jacobian(NormForm("rms", shape=(2,)), torch.ones(1, 2), torch.tensor([[1.0, 0.0]])).tolist()
+        [[0.5, -0.5]]
     """
-    rows, through = fold(form, x), fold(form, gradient).to(dtype)
+    rows, through = fold(form, x), fold(form, gradient).to(dtype)  # [row, entry]
+    gamma = folded_gain(form, form.gamma, x)
     if form.kind == "batch_eval":
-        result = through * (folded_gain(form, form.gamma, rows) * running_scale(form, x.dtype)[1][:, None])[..., None]
+        result = through * (gamma * running_scale(form, x.dtype)[1][:, None]).to(dtype)
     elif form.kind == "dyt":
-        result = through * _tanh_slopes(form, rows)
+        result = through * _tanh_slopes(form, rows).to(dtype)
     else:
-        gamma = folded_gain(form, form.gamma, rows).to(dtype)
-        result = _row_product(form, rows.to(dtype), through * gamma[..., None], x.dtype)
+        result = _row_product(form, rows.to(dtype), times(through, gamma.to(dtype)), x.dtype)
     return unfold(form, result, gradient).to(gradient.dtype)
 
 
 def _row_product(form: NormForm, rows: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """``(P - rho u u') g / s`` over folded rows."""
-    size, lost = _sizes(form, rows)
+    """``(P - rho u u') g / s`` of each row."""
+    size, lost = rows.shape[1], _lost(form)
     if form.centred:
-        rows = rows - rows.mean((2, 3), keepdim=True)
-        gradient = gradient - gradient.mean((2, 3), keepdim=True)
-    m = rows.square().mean((2, 3), keepdim=True)  # [batch, repeat, 1, 1]
+        rows = rows - rows.mean(1, keepdim=True)
+        gradient = gradient - gradient.mean(1, keepdim=True)
+    m = rows.square().mean(1, keepdim=True)  # [row, 1]
     scale, share = row_scale(form, m, size, dtype)
     if size <= lost:
         return gradient * (scale * share * (size == lost))
-    inner = (rows * gradient).mean((2, 3), keepdim=True)
+    inner = (rows * gradient).mean(1, keepdim=True)
     return (gradient - rows * ((1 - share) * inner / m.clamp(min=torch.finfo(m.dtype).tiny))) * scale
 
 
@@ -224,33 +285,34 @@ def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Te
     Returns:
         Two tensors ``[row]`` in float64.
     """
-    if form.entrywise:
-        rows, through = fold(form, vector_jacobian(form, x, gradient.to(torch.float64))), fold(form, gradient)
-        return _square_sum(rows), _square_sum(through)
     rows, through = fold(form, x), fold(form, gradient)
-    after, before = [], []
-    for piece, gamma, g in row_pieces(rows, folded_gain(form, form.gamma, rows), through):
-        wide = g.to(torch.float64)
-        before.append(_square_sum(wide))
-        after.append(_square_after(form, piece, wide * gamma[..., None], x.dtype).reshape(-1))
-    return torch.cat(after), torch.cat(before)
+    if form.entrywise:
+        after = fold(form, vector_jacobian(form, x, gradient.to(torch.float64)))
+        return _square_sum(after), _square_sum(through.to(torch.float64))
+    size, lost, gamma = rows.shape[1], _lost(form), folded_gain(form, form.gamma, x)
+    sums = functools.partial(_products, centred=form.centred)
+    before, power, inner, total = map(_numbers, _in_pieces(sums, rows, through, gamma))
+    scale, share = row_scale(form, total / size, size, x.dtype)
+    if size > lost:
+        after = (power - inner * inner / (total + _TINY) * (1 - share * share)).clip(0) * (scale * scale)
+    else:
+        after = power * (share * scale) ** 2 * (size == lost)
+    return _tensor(after), _tensor(before)
+
+
+def _products(rows: Tensor, through: Tensor, gamma: Tensor, *, centred: bool) -> tuple[Tensor, ...]:
+    """``[row]`` each: ``|g|^2``, ``|P gamma g|^2``, ``c' gamma g`` and ``|c|^2``."""
+    c, g = rows.to(torch.float64, copy=True), through.to(torch.float64)
+    if centred:
+        c.sub_(c.mean(1, keepdim=True))
+    gained = times(g, gamma)
+    power = _square_sum(gained)
+    if centred:
+        shift = gained.sum(1)
+        power.addcmul_(shift, shift, value=-1 / rows.shape[1])
+    total = _square_sum(c)
+    return _square_sum(g), power, c.mul_(gained).sum(1), total
 
 
 def _square_sum(rows: Tensor) -> Tensor:
-    return rows.to(torch.float64).square().sum((2, 3)).reshape(-1)
-
-
-def _square_after(form: NormForm, rows: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """``|J' g|^2`` from ``gamma g``, ``[batch, repeat]``."""
-    size, lost = _sizes(form, rows)
-    wide = rows.to(torch.float64)
-    if form.centred:
-        wide = wide - wide.mean((2, 3), keepdim=True)
-        gradient = gradient - gradient.mean((2, 3), keepdim=True)
-    m = wide.square().mean((2, 3))
-    scale, share = row_scale(form, m, size, dtype)
-    power = gradient.square().sum((2, 3))
-    if size <= lost:
-        return power * (share * scale).square() * (size == lost)
-    along = (wide * gradient).sum((2, 3)).square() / (size * m.clamp(min=_TINY))
-    return torch.addcmul(power, 1 - share.square(), along, value=-1).clamp_(min=0) * scale.square()
+    return vector_norm(rows, dim=1).square_()

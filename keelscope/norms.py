@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,9 @@ Floor = Literal["root", "sum", "max"]
 """How epsilon keeps s above 0: ``sqrt(m + eps)``, ``sqrt(m) + eps`` or ``max(sqrt(m), eps)``."""
 Unit = Literal["rms", "length"]
 """What a row is divided by: the root of the mean of its squares, or of their sum (then m is the sum)."""
+
+Numbers = Any
+"""A tensor, or a numpy array of one on the CPU: an operation on a few numbers costs a third there."""
 
 _CENTRED = frozenset({"layer", "group", "instance", "batch"})
 _ENTRYWISE = frozenset({"batch_eval", "dyt"})
@@ -107,64 +110,71 @@ def fold(form: NormForm, x: Tensor) -> Tensor:
     """Cut an input into rows.
 
     Args:
-        form: how rows lie; its entry-wise kinds are cut like their layout says.
+        form: how rows lie; a row of an entry-wise norm is a token or, for BatchNorm in evaluation, a channel.
         x: an input that the form accepts.
 
     Returns:
-        ``[batch, repeat, width, place]``: a row is ``[width, place]``, and gamma has an entry per (repeat, width). A
-        view where strides allow it.
+        ``[row, entry]``, a view where strides allow it. Rows go through the places of the input in order, and inside
+        one of them through the groups; entries through channels and then places.
 
     Example:
         >>> fold(NormForm("group", shape=(6,), layout="groups", groups=2), torch.zeros(5, 6, 7)).shape
-        torch.Size([5, 2, 3, 7])
+        torch.Size([10, 21])
     """
     if form.layout == "last":
-        return x.reshape(-1, 1, math.prod(form.shape or x.shape[-1:]), 1)
-    channels = form.shape[0]
+        return x.reshape(-1, math.prod(form.shape or x.shape[-1:]))
     if form.layout == "channel":
-        return x.movedim(1, -1).reshape(-1, 1, channels, 1)
+        return x.movedim(1, -1).reshape(-1, form.shape[0])
     if form.layout == "groups":
-        return x.reshape(x.shape[0], form.groups, channels // form.groups, -1)
-    return x.reshape(x.shape[0], channels, -1).transpose(0, 1).reshape(1, channels, 1, -1)
+        return x.reshape(x.shape[0] * form.groups, -1)
+    return x.transpose(0, 1).reshape(form.shape[0], -1)
 
 
 def unfold(form: NormForm, rows: Tensor, like: Tensor) -> Tensor:
-    """Put rows ``[batch, repeat, width, place]`` back where `fold` took them from in a tensor like `like`."""
+    """Put rows ``[row, entry]`` back where `fold` took them from in a tensor like `like`."""
     shape = like.shape
     if form.layout == "channel":
         return rows.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
     if form.layout == "batch":
-        return rows.reshape(shape[1], shape[0], -1).transpose(0, 1).reshape(shape)
+        return rows.reshape(shape[1], shape[0], *shape[2:]).transpose(0, 1)
     return rows.reshape(shape)
 
 
-def folded_gain(form: NormForm, values: Tensor | float, rows: Tensor) -> Tensor:
-    """A gain, shift or slope in float64 as it lies over folded rows.
+def folded_gain(form: NormForm, values: Tensor | float, like: Tensor) -> Tensor:
+    """A gain, shift or slope in float64 as it lies over rows.
 
     Args:
         form: how rows lie.
         values: ``[width]`` or a single number.
-        rows: folded rows, for their device.
+        like: any tensor on the device of the rows.
 
     Returns:
-        ``[repeat, width]``; 1 stands for either where there is only one value.
+        ``[repeat, width]``: row r has the gains ``[r % repeat]``, each for as many entries as there are places; a
+        single number is ``[1, 1]``.
     """
     if not isinstance(values, Tensor):
-        return constant(values, rows.device).reshape(1, 1)
+        return constant(values, like.device).reshape(1, 1)
     wide = values.to(torch.float64)
     if wide.numel() == 1:
         return wide.reshape(1, 1)
-    if form.layout == "batch":
-        return wide.reshape(-1, 1)
-    return wide.reshape(form.groups if form.layout == "groups" else 1, -1)
+    repeat = {"last": 1, "channel": 1, "groups": form.groups, "batch": wide.numel()}[form.layout]
+    return wide.reshape(repeat, -1)
 
 
-def row_scale(form: NormForm, mean_square: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def times(rows: Tensor, gain: Tensor) -> Tensor:
+    """Rows ``[row, entry]`` multiplied by a folded gain ``[repeat, width]``."""
+    repeat, width = gain.shape
+    if repeat == 1 and width in {1, rows.shape[1]}:
+        return rows * gain
+    return (rows.reshape(-1, repeat, width, rows.shape[1] // width) * gain[..., None]).reshape(rows.shape)
+
+
+def row_scale(form: NormForm, mean_square: Numbers, size: int, dtype: torch.dtype) -> tuple[Numbers, Numbers]:
     """Scale of each row, and how much of a radial change epsilon lets through.
 
     Args:
         form: a row norm.
-        mean_square: of the (centred) rows, any shape.
+        mean_square: of the (centred) rows, any shape; a tensor or an array.
         size: entries in a row.
         dtype: type of the input the rows come from.
 
@@ -179,12 +189,12 @@ def row_scale(form: NormForm, mean_square: Tensor, size: int, dtype: torch.dtype
     eps = form.epsilon(dtype)
     m = mean_square if form.unit == "rms" else mean_square * size
     if form.floor == "root":
-        shifted = m + eps
-        return shifted.rsqrt(), eps / shifted
-    root = m.sqrt()
+        inverse = 1 / (m + eps)
+        return inverse**0.5, eps * inverse
+    root = m**0.5
     if form.floor == "sum":
         return 1 / (root + eps), eps / (root + eps)
-    return 1 / root.clamp(min=eps), (root < eps).to(m.dtype)
+    return 1 / root.clip(eps), (root < eps) * 1.0
 
 
 def running_scale(form: NormForm, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,15 +227,14 @@ def normalise(form: NormForm, x: Tensor) -> Tensor:
         >>> normalise(NormForm("layer", shape=(2,)), torch.tensor([[1.0, 5.0]])).tolist()
         [[-1.0, 1.0]]
     """
-    rows = fold(form, x).to(torch.float64)  # [batch, repeat, width, place]
-    gamma, beta, slope = (folded_gain(form, t, rows)[..., None] for t in (form.gamma, form.beta, form.slope))
+    rows = fold(form, x).to(torch.float64)  # [row, entry]
     if form.kind == "dyt":
-        unit = torch.tanh(slope * rows)
+        unit = torch.tanh(times(rows, folded_gain(form, form.slope, x)))
     elif form.kind == "batch_eval":
         mean, scale, _ = running_scale(form, x.dtype)
-        unit = (rows - mean[:, None, None]) * scale[:, None, None]
+        unit = (rows - mean[:, None]) * scale[:, None]
     else:
-        centred = rows - rows.mean((-2, -1), keepdim=True) if form.centred else rows
-        mean_square = centred.square().mean((-2, -1), keepdim=True)
-        unit = centred * row_scale(form, mean_square, rows.shape[2] * rows.shape[3], x.dtype)[0]
-    return unfold(form, unit * gamma + beta, x)
+        centred = rows - rows.mean(1, keepdim=True) if form.centred else rows
+        unit = centred * row_scale(form, centred.square().mean(1, keepdim=True), rows.shape[1], x.dtype)[0]
+    shift = times(torch.ones_like(unit), folded_gain(form, form.beta, x))
+    return unfold(form, times(unit, folded_gain(form, form.gamma, x)) + shift, x)
