@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
-from keelscope.graph import ADDITIONS, Graph, Key
+from keelscope.graph import ADDITIONS, FUSED_ADDITIONS, Graph, Key
 
 __all__ = ["Addition", "Factor", "Norm", "Term", "Terms", "residual_additions", "sources"]
 
@@ -50,6 +50,8 @@ class Term:
 
     keys: tuple[Key, ...]
     factors: tuple[Factor, ...] = ()
+    is_product: bool = False
+    """Whether the operand is the product of matrices of its tensors (torch.addmm)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,9 @@ class Terms:
             alpha = float(getattr(node, "_saved_alpha", 1))
             weights = {"Add": (1.0, alpha), "Sub": (1.0, -alpha), "Rsub": (-alpha, 1.0)}[name]
             return _weighted(first, weights[0]), _weighted(second, weights[1])
+        if name in FUSED_ADDITIONS:
+            product = Term(tuple(key for key in graph.inputs[index][1:] if key is not None), is_product=True)
+            return _weighted(first, float(node._saved_beta)), _weighted(product, float(node._saved_alpha))  # type: ignore[attr-defined]
         if name == "Lerp":
             return self._lerp(index, first, second)
         if name == "Addcmul":
@@ -254,9 +259,10 @@ def residual_additions(terms: Terms, inside: Container[int]) -> tuple[list[Addit
         The additions, and for each sum the stream tensor it continues.
     """
     search = _Search(terms)
+    candidates = ADDITIONS | FUSED_ADDITIONS
     found: dict[int, Addition] = {}
     for index, name in enumerate(terms.graph.names):
-        if name not in ADDITIONS or index in inside or terms.graph.numel((index, 0)) == 1:
+        if name not in candidates or index in inside or terms.graph.numel((index, 0)) == 1:
             continue
         addition, absorbed = search.residual(index)
         if addition is not None:
@@ -309,7 +315,7 @@ class _Search:
         queue: list[tuple[int, int]] = []
         for position, operand in enumerate(operands):
             for key in operand.keys:
-                _reach(reached, queue, key, (1 << position, 0))
+                _reach(reached, queue, key, (0, 1 << position) if operand.is_product else (1 << position, 0))
         states = []
         met: _Meeting | None = None
         while any(light for light, _ in reached.values()) and met is None:
@@ -352,7 +358,7 @@ def _expanded(terms: Terms, operands: tuple[Term, ...]) -> tuple[tuple[Term, ...
     absorbed: set[int] = set()
     for operand in operands:
         key, factors = operand.keys[0], operand.factors
-        while len(operand.keys) == 1 and len(graph.readers.get(key, ())) == 1:
+        while len(operand.keys) == 1 and not operand.is_product and len(graph.readers.get(key, ())) == 1:
             inner = terms.of(key[0]) if graph.names[key[0]] in ADDITIONS else ()
             if len(inner) > 1:
                 absorbed.add(key[0])

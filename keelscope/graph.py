@@ -15,13 +15,16 @@ from collections.abc import Iterable
 import torch
 from torch.autograd.graph import Node
 
-__all__ = ["ADDITIONS", "Graph", "Key", "operation"]
+__all__ = ["ADDITIONS", "FUSED_ADDITIONS", "Graph", "Key", "operation"]
 
 Key = tuple[int, int]
 """A tensor of the graph: index of the node that made it, and which of the node's outputs it is."""
 
 ADDITIONS = frozenset({"Add", "Sub", "Rsub", "Lerp", "Addcmul", "CopySlices"})
 """Operations that may join a shortcut and a branch."""
+
+FUSED_ADDITIONS = frozenset({"Addmm", "Baddbmm"})
+"""Operations that add a tensor to a product of matrices."""
 
 _SUFFIX = re.compile(r"Backward(\d*|Legacy)$")
 _HEAVY = re.compile(

@@ -160,6 +160,8 @@ def _only(graph: Graph, key: Key) -> Key:
 def _name(graph: Graph, norms: dict[Key, Norm], calls: Sequence[ModuleCall]) -> None:
     """Norms outside norm modules are named after the module around them: ``blocks.0:norm``."""
     around = Surroundings(calls)
-    for key, norm in norms.items():
+    names: dict[Norm, str] = {}
+    for key, norm in sorted(norms.items()):
         if not norm.path:
-            norms[key] = Norm(f"{around.path(graph, key[0])}:norm", norm.source, norm.kind)
+            name = names.setdefault(norm, f"{around.path(graph, key[0])}:norm")
+            norms[key] = Norm(name, norm.source, norm.kind)

@@ -13,6 +13,7 @@ from torch import nn
 
 from keelscope.additions import Addition, Norm, Terms, residual_additions
 from keelscope.coefficients import Coefficients, product
+from keelscope.gaps import Gaps
 from keelscope.graph import Graph, Key
 from keelscope.module_calls import CallSites, ModuleCall, Surroundings, interior
 from keelscope.normalisations import find_norms
@@ -65,7 +66,9 @@ class Reading:
         dropped = {key for call in calls if call.kind == "dropout" for key in call.outputs}
         self._weights = Coefficients(terms, model, self._sites, dropped)
         self._sides = Sides(trails, self._weights)
-        self._streams = Streams(terms, trails, self._sites, Surroundings(calls))
+        around = Surroundings(calls)
+        self._streams = Streams(terms, trails, self._sites, around)
+        self._gaps = Gaps(terms, trails, around)
 
     def topology(self) -> Topology:
         """Everything that the graph shows.
@@ -86,7 +89,8 @@ class Reading:
         further = [replace(record, index=i, part_of=owners[i]) for i, record in enumerate(further)]
         forms = {owners[i]: record.form for i, record in enumerate(further) if record.form.startswith(SECOND)}
         sublayers = [_named(record, forms.get(i), depths[record.stream]) for i, record in enumerate(sublayers)]
-        return Topology(tuple(sublayers), tuple(further), _schemes(sublayers))
+        unknown = self._gaps.reasons([one.addition for one in found])
+        return Topology(tuple(sublayers), tuple(further), _schemes(sublayers), tuple(unknown))
 
     def _found(self) -> list[_Found]:
         """All additions; those that lie in a branch or take up the branch of another one know to which they belong."""

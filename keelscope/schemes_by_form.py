@@ -102,6 +102,8 @@ _FORMS: dict[str, dict[str, Rule | None]] = {
     "n(x + F(n x)), y + F": {"siamese_norm": None},
     "n(x + b F(n x)), y + F": {"siamese_norm": None},
 }
+_GATED = {"a x + b F(n x)", "n(a x + b F(n x))", "n(a x + b n(F(x)))"}
+"""Forms whose schemes learn their weights."""
 _LAYERSCALE: dict[str, Rule | None] = {"layerscale": None}
 _SCALED_BY_DEPTH: dict[str, Rule | None] = {
     "depth_mup": lambda _a, b, depth: _is_whole(b * b * depth),
@@ -127,7 +129,7 @@ def schemes_of(form: str, alpha: Coefficient, beta: Coefficient, depth: int) -> 
         >>> schemes_of("x + F(n x)", Coefficient(), Coefficient(), 64)
         ('gpt2_scaled_init', 'pre_ln')
     """
-    rules = _candidates(form, beta)
+    rules = _candidates(form, alpha, beta)
     if alpha.value is None or beta.value is None:
         return tuple(sorted(rules))
     a, b = alpha.value, beta.value
@@ -135,11 +137,13 @@ def schemes_of(form: str, alpha: Coefficient, beta: Coefficient, depth: int) -> 
     return tuple(sorted(exact or rules))
 
 
-def _candidates(form: str, beta: Coefficient) -> dict[str, Rule | None]:
+def _candidates(form: str, alpha: Coefficient, beta: Coefficient) -> dict[str, Rule | None]:
     if form == "x + b F(n x)":
-        by_kind = {"learnable vector": _LAYERSCALE, "constant": _SCALED_BY_DEPTH, "buffer": _SCALED_BY_DEPTH}
-        return by_kind.get(beta.kind, {})
+        fixed = _SCALED_BY_DEPTH if beta.value is None or beta.value > 0 else {}
+        return {"learnable vector": _LAYERSCALE, "constant": fixed, "buffer": fixed}.get(beta.kind, {})
     if form == "x + b F(x)" and beta.kind != "learnable scalar":
+        return {}
+    if form in _GATED and {alpha.kind, beta.kind} <= {"one", "constant"}:
         return {}
     return _FORMS.get(form, {})
 

@@ -93,7 +93,7 @@ class Sides:
             _written(entry, weight),
             entry.norms[0].path if entry.norms else None,
             norm,
-            None if inner is None else inner.path,
+            None if inner is None or inner in entry.norms else inner.path,
             tuple(key for key in region if key != addition.stream),
             self._outputs(ends[0]) if len(ends) == 1 else (),
             note,

@@ -72,10 +72,12 @@ class Streams:
         sums = {addition.key: position for position, addition in enumerate(additions)}
         trails: dict[int, Trail] = {}
         chains: list[int] = []
+        starts: dict[tuple[Key, bool], int] = {}
         for position, addition in enumerate(additions):
             trail = self._trails.back([addition.stream])
             before = None if trail is None else sums.get(trail.keys[-1])
-            chains.append(position if before is None else chains[before])
+            start = starts.setdefault((addition.stream, is_part[position]), position)
+            chains.append(start if before is None else chains[before])
             if before is not None and trail is not None:
                 trails.setdefault(before, trail)
         ordered = sorted(zip(is_part, chains, strict=True), key=lambda pair: pair[0])

@@ -145,7 +145,7 @@ class Trails:
         """The way from a sum back into a branch, to its norm or to the first operation that is no weight."""
         trail = Trail(list(term.keys[:1]))
         key = term.keys[0]
-        while len(term.keys) == 1 and key not in self.streams:
+        while len(term.keys) == 1 and not term.is_product and key not in self.streams:
             norm = self._terms.norms.get(key)
             if norm is not None:
                 trail.events.append(norm)
@@ -236,7 +236,7 @@ class Trails:
         graph = self._terms.graph
         normed = self._normed.get(key, [])
         if normed:
-            return normed[0] if len(normed) == 1 else None
+            return max(normed) if len({self._terms.norms[key].path for key in normed}) == 1 else None
         readers = graph.readers.get(key, [])
         if len(readers) != 1:
             return None
