@@ -153,7 +153,7 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
         wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several.
 
     Returns:
-        The probes in the order given.
+        The probes in the order given, those left out that have optional statistics only and none was asked for.
 
     Raises:
         UnknownNameError: if a name is not installed; near matches are listed.
@@ -168,7 +168,7 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
                 raise ProbeError(f"two probes are called {probe.name!r}; give one of them another name.")
             chosen[probe.name] = probe
     _check_groups(chosen.values())
-    return tuple(chosen.values())
+    return tuple(probe for probe in chosen.values() if probe.statistics)
 
 
 def group_of(probe: Probe) -> str:

@@ -52,13 +52,13 @@ def probes() -> list[Row]:
         Rows with name, tap, statistics and the package it comes from.
     """
     from keelscope import plugins
-    from keelscope.probe import DEFAULT_PROBES, Probe
+    from keelscope.probe import DEFAULT_PROBES, Probe, group_of
 
     return [
         {
             "name": probe.name,
             "observes": probe.tap.value.replace("_", " "),
-            "recorded": "by default" if probe.name in DEFAULT_PROBES else "on request",
+            "recorded": "by default" if group_of(probe) in DEFAULT_PROBES and probe.statistics else "on request",
             "statistics": ", ".join(statistic.name for statistic in probe.statistics),
             "package": package,
         }
