@@ -51,7 +51,17 @@ def layout_of(layers: int, *, title: str = "run", scheme: str = "keel", planned:
     )
     config = {"scheme": scheme, "steps": planned} if planned else {"scheme": scheme}
     stack = Stack("sublayers", "Sublayer", layers, 1, main=True)
-    info = RunInfo(title, "0" * 32, "2026-01-01T00:00:00Z", "Transformer", 1000, "cpu", "", 0, (stack,), config)
+    info = RunInfo(
+        title=title,
+        run_id="0" * 32,
+        created_at="2026-01-01T00:00:00Z",
+        model_class="Transformer",
+        n_parameters=1000,
+        device="cpu",
+        seed=0,
+        stacks=(stack,),
+        config=config,
+    )
     return RunLayout(info, groups, ("loss",))
 
 
