@@ -129,18 +129,23 @@ class ModuleHooks:
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input before the module can change it in place."""
-        leaves = [] if in_backward() else floating_leaves((args, kwargs))
+        if in_backward():
+            return
+        board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
+        leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT) else []
         if leaves:
-            board = self._record_for(torch.is_grad_enabled()).board
             self._inputs[site] = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
+
+    def _due(self, site: int, *taps: Tap) -> bool:
+        """Whether a probe looks at any of these taps of the site on this step."""
+        return any(probe.tap in taps and self.every(probe) for probe in self._probes[site])
 
     def _hook_gradients(
         self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module, board: Board
     ) -> None:
-        taps = {probe.tap for probe in self._probes[call.site]}
-        if not taps & {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}:
+        if not self._due(call.site, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT):
             return
-        kept = KeptInput.first_of(inputs) if Tap.INPUT_AND_GRADIENT in taps else None
+        kept = KeptInput.first_of(inputs) if self._due(call.site, Tap.INPUT_AND_GRADIENT) else None
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:

@@ -24,6 +24,8 @@ from keelscope.statistics import Columns, Statistic, Terms, additive
 __all__ = ["NORMS", "NORM_SPECTRUM", "NORM_TRANSPORT"]
 
 QUANTILES = (0.1, 0.5, 0.9)
+_EVERY = 10
+"""Gains move as slowly as the weights, and cost as much as everything else together: each tenth recorded step."""
 _OCTAVE = 8
 _RANGE = 24
 _BINS = 2 * _RANGE * _OCTAVE + 2
@@ -187,6 +189,7 @@ NORMS = TensorProbe(
     "norms",
     Tap.INPUT,
     statistics=(JACOBIAN_GAIN, JACOBIAN_GAIN_QUANTILE, SIGMA_MAX, INPUT_RMS, EPSILON_SHARE, GAMMA_RMS),
+    every=_EVERY,
     chooses=_recogniser.knows,
     views=_row_view,
 )
@@ -196,6 +199,7 @@ NORM_SPECTRUM = TensorProbe(
     statistics=(),
     optional=(SIGMA_MAX_EXACT,),
     group="norms",
+    every=_EVERY,
     chooses=_recogniser.knows,
     views=_spectral_view,
 )
@@ -204,6 +208,7 @@ NORM_TRANSPORT = TensorProbe(
     Tap.INPUT_AND_GRADIENT,
     statistics=(MEASURED_GAIN,),
     group="norms",
+    every=_EVERY,
     chooses=_recogniser.knows,
     views=_transport_view,
 )
