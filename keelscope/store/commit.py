@@ -48,6 +48,8 @@ class Committer:
         self._scalars = [file[SCALARS][name] for name in dataset_names(layout.scalars).values()]
         self._wall_time = file[SCALARS][WALL_TIME]
         self._steps = {name: file[name][STEP] for name in (SCALARS, *self._columns)}
+        self._datasets = {name: [*columns.values(), self._steps[name]] for name, columns in self._columns.items()}
+        self._datasets[SCALARS] = [*self._scalars, self._wall_time, self._steps[SCALARS]]
         self._rows = dict.fromkeys(self._steps, 0)
 
     @property
@@ -64,9 +66,7 @@ class Committer:
         Returns:
             Bytes of the chunks it may open.
         """
-        datasets = [*self._scalars, self._wall_time, *self._steps.values()]
-        datasets += [dataset for columns in self._columns.values() for dataset in columns.values()]
-        return sum(_allocation(dataset, n_rows) for dataset in datasets)
+        return sum(_allocation(dataset, n_rows) for datasets in self._datasets.values() for dataset in datasets)
 
     def commit(self, batch: Sequence[PackedRow]) -> None:
         """Write rows and mark them as committed.
@@ -88,6 +88,17 @@ class Committer:
                 _append(self._steps[name], self._rows[name], np.array(numbers, dtype=np.int64))
         for name, numbers in steps.items():
             self._rows[name] += len(numbers)
+
+    def trim(self) -> None:
+        """Cut off what a failed commit has left beyond the committed rows, before the file is closed.
+
+        Raises:
+            OSError: if the disk is gone.
+        """
+        for name, datasets in self._datasets.items():
+            for dataset in datasets:
+                if dataset.id.shape[0] > self._rows[name]:
+                    dataset.id.set_extent((self._rows[name], *dataset.id.shape[1:]))
 
     def report(self, state: State, dropped: int) -> None:
         """Rewrite ``status`` in place.

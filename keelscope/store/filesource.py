@@ -150,9 +150,8 @@ class _Handle:
 
     def refresh(self, path: Path) -> None:
         try:
-            for group, columns in self.datasets.items():
-                for dataset in (*columns.values(), self.steps[group]):
-                    dataset.refresh()
+            for dataset in (*self.steps.values(), *(d for columns in self.datasets.values() for d in columns.values())):
+                dataset.refresh()
         except _DAMAGE as error:
             raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
 
@@ -169,7 +168,7 @@ class _Handle:
         return {group: steps[steps <= last] for group, steps in found.items()}
 
 
-def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
+def _open(path: Path, layout: RunLayout | None = None, attempts: int = 5) -> _Handle:
     """Open and check a run file; a layout that is already known from it need not be read again."""
     try:
         return _open_checked(path, layout)
@@ -178,6 +177,9 @@ def _open(path: Path, layout: RunLayout | None = None) -> _Handle:
     except RunFileError:
         raise
     except _DAMAGE as error:
+        # A parent that writes while its forked child reads can be met half way through a write.
+        if attempts > 1 and file_state(path) is FileState.LIVE_HERE:
+            return _open(path, layout, attempts - 1)
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
 
 
@@ -189,8 +191,10 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
         if layout is None:
             with peeking(path) as peek:
                 layout = read_layout(file, peek)
+        # The commit marker is written last, so it is looked at first: the rest then holds at least as many rows.
+        names = (SCALARS, *(group.name for group in layout.groups))
+        steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
-        steps = {group: child_dataset(child_group(file, group), STEP, "i", 1) for group in datasets}
     except BaseException:
         file.close()
         if view is not None:

@@ -76,7 +76,8 @@ class Writer(Enum):
 
     GONE = "gone"
     HERE = "here"
-    """This process, or the one it was forked from, whose HDF5 handles it has inherited."""
+    PARENT = "parent"
+    """The process that started this one, which may have inherited its HDF5 handles."""
     ELSEWHERE = "elsewhere"
 
 
@@ -91,8 +92,10 @@ def find_writer(path: Path) -> Writer:
     """
     folder = parts_folder(path)
     note = _read_note(folder)
-    if note in {_identity(os.getpid()), _identity(os.getppid())}:
+    if note == _identity(os.getpid()):
         return Writer.HERE
+    if note == _identity(os.getppid()):
+        return Writer.PARENT
     try:
         descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

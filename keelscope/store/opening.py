@@ -35,7 +35,7 @@ class FileState(Enum):
     CLOSED = "closed"
     LIVE = "live"
     LIVE_HERE = "live here"
-    """Written by this process, or by the one it was forked from."""
+    """Written by this process, or by one that forked it and whose handles it has inherited."""
     DEAD = "dead"
 
 
@@ -113,11 +113,17 @@ def _state_of(path: Path, descriptor: int) -> FileState:
             f"{path} was left open by another program; if none is writing it, run: h5clear -s --increment=0 FILE."
         )
     writer = find_writer(path.absolute())
+    if writer is Writer.HERE or (writer is Writer.PARENT and _has_open_files()):
+        return FileState.LIVE_HERE
     if writer is not Writer.GONE:
-        return FileState.LIVE_HERE if writer is Writer.HERE else FileState.LIVE
+        return FileState.LIVE
     # The writer may have closed the file between the two looks.
     closed = _superblock(path, descriptor).flags == superblock.CLOSED
     return FileState.CLOSED if closed else FileState.DEAD
+
+
+def _has_open_files() -> bool:
+    return int(h5py.h5f.get_obj_count(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)) > 0
 
 
 def _superblock(path: Path, descriptor: int) -> superblock.Superblock:

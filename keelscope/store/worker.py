@@ -7,6 +7,7 @@ full or gone, recording stops, rows are counted as dropped, and writing is tried
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import h5py
 
+from keelscope.store.closing import close_file
 from keelscope.store.commit import Committer, State
 from keelscope.store.lock import WriterLock
 from keelscope.store.rows import PackedRow
@@ -176,8 +178,7 @@ class Worker:
             with self._wake:
                 self._state = State.STOPPED
                 self._retry_at = time.monotonic() + self._pace.retry
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-                self.problem = self.problem or f"recording to {self._path} stopped: {reason}"
+                self.problem = self.problem or f"recording to {self._path} stopped: {_reason(error)}"
                 self._wake.notify_all()
 
     def _finish(self) -> None:
@@ -186,21 +187,17 @@ class Worker:
             self.dropped += len(self._queue)
             self._queue.clear()
         final = State.DONE if self._state is State.LIVE else State.STOPPED
+        self._guarded(self._committer.trim)
         self._guarded(lambda: self._committer.report(final, self.dropped))
-        self._guarded(self._close_file)
+        self._guarded(self._close)
         self._guarded(self._lock.release)
         with self._wake:
             self._flush_asked = False
             self._wake.notify_all()
 
-    def _close_file(self) -> None:
+    def _close(self) -> None:
         self._descriptor = -1
-        try:
-            self._file.close()
-        except (OSError, RuntimeError):
-            self._file.close()
-        _sync(self._path)
-        _sync(self._path.parent)
+        close_file(self._file, self._path)
 
     def _has_room(self) -> bool:
         return len(self._queue) < self._pace.capacity and self._state is State.LIVE
@@ -210,12 +207,9 @@ class Worker:
         self.problem = self.problem or f"{self._path}: the disk cannot keep up, rows are being lost"
 
 
-def _sync(path: Path) -> None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _reason(error: Exception) -> str:
+    """What went wrong, in a few words; HDF5 hides them in a report of several lines."""
+    found = re.search(r"error message = '([^']*)'", str(error))
+    if found:
+        return found[1]
+    return (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]

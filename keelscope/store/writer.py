@@ -111,12 +111,13 @@ class RunWriter:
         return open_run(self.path)
 
     def _warn_of_problem(self) -> None:
-        self._warn_once(f"{self._worker.problem}; training goes on. What was committed can be read.", key="problem")
+        message = f"{self._worker.problem}; training goes on. What was committed can be read."
+        self._warn_once(message, key="problem", level=4)
 
-    def _warn_once(self, message: str, key: str = "") -> None:
+    def _warn_once(self, message: str, key: str = "", level: int = 3) -> None:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
-            warnings.warn(message, RecordingWarning, stacklevel=3)
+            warnings.warn(message, RecordingWarning, stacklevel=level)
 
 
 def _start(wanted: Path, layout: RunLayout, exists: Exists, pace: Pace) -> tuple[Path, Worker]:

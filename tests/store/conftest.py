@@ -85,14 +85,20 @@ def layout() -> RunLayout:
     return make_layout()
 
 
+@pytest.fixture(scope="session")
+def environment() -> dict[str, str]:
+    """For new interpreters: they see the same packages and this file as `conftest`."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
+
+
 @pytest.fixture
-def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+def python(environment) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs a script in a new interpreter that sees the same packages and this file as `conftest`."""
 
     def run(script: str, *arguments: object, check: bool = True, **options: object) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-c", script, *map(str, arguments)],
-            env=environment(),
+            env=environment,
             capture_output=True,
             text=True,
             timeout=120,
@@ -103,7 +109,3 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
         return done
 
     return run
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}

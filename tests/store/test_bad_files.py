@@ -108,7 +108,7 @@ def test_a_run_file_that_is_cut_off(path, keep):
     refused(path, "is cut off|is damaged|not a run file")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_flipped_bit_is_an_error_of_ours_or_a_wrong_number(path, data):
     content = bytearray(path.read_bytes())
@@ -119,7 +119,7 @@ def test_a_flipped_bit_is_an_error_of_ours_or_a_wrong_number(path, data):
     assert read_everything(flipped) in {"read", "refused"}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_zeroed_page_is_an_error_of_ours_or_a_wrong_number(path, data):
     content = bytearray(path.read_bytes())

@@ -40,7 +40,7 @@ for trial in range(trials):
     child = os.fork()
     if child == 0:
         write(place, end, pause)
-    while trial % 3 and not (place / "log").exists():
+    while trial % 3 and not ((place / "log").exists() and (place / "log").stat().st_size):
         time.sleep(0.001)
     time.sleep(wait)
     os.kill(child, signal.SIGKILL)
