@@ -44,6 +44,8 @@ class FileSource:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._handle = _open(path)
+        if self.live:
+            self._handle.refresh(path)
         self._steps = self._handle.committed(path)
 
     @property
@@ -118,7 +120,7 @@ class FileSource:
             return False
         before = {name: len(steps) for name, steps in self._steps.items()}
         state = file_state(self._path)
-        if old.state is FileState.LIVE:
+        if self.live:
             old.refresh(self._path)
             self._handle = replace(old, state=state)
         elif state is not FileState.DEAD or old.state is not state:

@@ -25,6 +25,7 @@ from keelscope.store.schema import (
     Site,
     Stack,
     StatisticSpec,
+    SublayerInfo,
 )
 from keelscope.store.writer import RunWriter
 
@@ -32,6 +33,16 @@ LABEL = st.text(max_size=20)
 NAME = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).map(lambda name: f"x_{name}")
 COUNT = st.integers(-(2**31), 2**31 - 1)
 SITE = st.builds(Site, LABEL, LABEL, LABEL, LABEL, COUNT, st.integers(0, 2**62), st.lists(LABEL, max_size=2).map(tuple))
+SUBLAYER = st.builds(
+    SublayerInfo,
+    form=LABEL,
+    schemes=st.lists(LABEL, max_size=2).map(tuple),
+    site=LABEL,
+    branch=LABEL,
+    norm_before=LABEL,
+    norm_after=LABEL,
+    alpha=st.none() | st.floats(allow_nan=False),
+)
 INFO = st.builds(
     RunInfo,
     title=LABEL,
@@ -43,6 +54,7 @@ INFO = st.builds(
     training_library=st.sampled_from(["", "torch 2.13.0", "jax"]),
     seed=st.integers(-1, 2**62),
     stacks=st.lists(st.builds(Stack, LABEL, LABEL, COUNT, COUNT, st.booleans()), max_size=2).map(tuple),
+    sublayers=st.lists(SUBLAYER, max_size=2).map(tuple),
     config=st.dictionaries(st.text("abc", min_size=1), st.integers() | LABEL | st.lists(st.booleans()), max_size=3),
 )
 
@@ -109,6 +121,7 @@ def cleaned(layout: RunLayout) -> RunLayout:
             created_at=clean(info.created_at),
             model_class=clean(info.model_class),
             device=clean(info.device),
+            sublayers=tuple(map(cleaned_sublayer, info.sublayers)),
             stacks=tuple(replace(stack, path=clean(stack.path), kind=clean(stack.kind)) for stack in info.stacks),
         ),
         groups=tuple(cleaned_group(group) for group in layout.groups),
@@ -117,6 +130,11 @@ def cleaned(layout: RunLayout) -> RunLayout:
             CoverageEntry(clean(e.path), clean(e.what), clean(e.status), clean_text(e.reason)) for e in layout.coverage
         ),
     )
+
+
+def cleaned_sublayer(sublayer: SublayerInfo) -> SublayerInfo:
+    fields = {name: clean(getattr(sublayer, name)) for name in ("form", "site", "branch", "norm_before", "norm_after")}
+    return replace(sublayer, **fields, schemes=tuple(map(clean, sublayer.schemes)))
 
 
 def cleaned_group(group: GroupSpec) -> GroupSpec:
@@ -164,7 +182,8 @@ def test_layout_and_rows_come_back_exactly(data):
                 assert run[f"{group}/{run.groups[group].statistics[0].name}"].steps.tolist() == [
                     row.step for row in recorded if group in row.values
                 ]
-            assert run.steps.tolist() == [row.step for row in recorded]
+            assert run.steps.tolist() == [row.step for row in recorded if row.values or not run.groups]
+            assert run["scalars/wall_time"].values.tolist() == [row.wall_time for row in recorded]
 
 
 PATHS = [
