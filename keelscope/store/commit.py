@@ -23,10 +23,9 @@ __all__ = ["Committer", "State"]
 
 
 class State(IntEnum):
-    """First entry of ``status``."""
+    """First entry of ``status``; 1 is kept for a run whose parts are being merged."""
 
     LIVE = 0
-    CLOSING = 1
     DONE = 2
     STOPPED = 3
 

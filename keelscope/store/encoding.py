@@ -48,7 +48,7 @@ def create_objects(file: h5py.File, layout: RunLayout) -> None:
     _write_root(file, layout)
     fields = _labels(file, f"{STATUS}_field", STATUS_FIELDS, "name of each entry of status")
     status = file.create_dataset(STATUS, data=np.zeros(len(STATUS_FIELDS)))
-    _describe(status, "state (0 live, 1 closing, 2 done, 3 stopped), heartbeat (s since 1970), rows", "")
+    _describe(status, "state (0 live, 2 done, 3 stopped), heartbeat (s since 1970), rows", "")
     _attach(status, fields)
     _write_scalars(file, layout.scalars)
     for group in layout.groups:
