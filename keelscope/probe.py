@@ -202,7 +202,7 @@ def _resolve(item: str | Probe, installed: dict[str, Probe]) -> list[Probe]:
         ]
     if isinstance(item, str):
         return _named(item, installed)
-    if not isinstance(item, Probe):
+    if not isinstance(item, Probe) or isinstance(item, type):
         raise ProbeError(
             f"{item!r} is not a probe: expected name, group, version, tap, statistics, optional, every, fits() and "
             "view(); keelscope.testing.check_probe says what is missing."
