@@ -15,26 +15,17 @@ Sources: Xiong et al., arXiv 2002.04745, Lemma 3 (|J| = O(sqrt(d) / |x|)); Chen 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 
 from keelscope.entries import constant
 from keelscope.norms import NormForm, Numbers, fold, folded_gain, row_scale, running_scale, times, unfold
+from keelscope.rowsums import TINY, in_pieces, numbers, over_rows, square_sum, tensor, weighted
 
 __all__ = ["RowGains", "frobenius_gain", "row_gains", "transported_squares", "vector_jacobian"]
-
-_CACHED_PIECE = 1 << 17
-_DEVICE_PIECE = 1 << 24
-_TINY = 1e-300
-"""Added to a square that may be 0, in a row without direction."""
-
-_Sums = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
-"""Rows, a second tensor like them, folded weights -> sums ``[row]``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,7 +106,7 @@ def row_gains(form: NormForm, x: Tensor) -> RowGains:
     Returns:
         Gains, one per row.
     """
-    rows = fold(form, x)
+    rows = fold(form, x.detach())
     squares = folded_gain(form, form.gamma, x).square()  # [repeat, width]
     if form.kind == "batch_eval":
         _, scale, share = running_scale(form, x.dtype)
@@ -127,15 +118,16 @@ def row_gains(form: NormForm, x: Tensor) -> RowGains:
     return _row_norm_gains(form, rows, squares, x.dtype)
 
 
+@np.errstate(all="ignore")
 def _row_norm_gains(form: NormForm, rows: Tensor, squares: Tensor, dtype: torch.dtype) -> RowGains:
     """Gains of a row norm, with gamma^2 ``[repeat, width]``."""
     size, lost = rows.shape[1], _lost(form)
-    peak, power = (_numbers(_over_rows(t, rows)) for t in (squares.amax(1), squares.mean(1)))  # [row] or [1]
-    mean, total, weighted = map(_numbers, _moments(rows, squares, centred=form.centred))  # [row]
+    peak, power = (numbers(over_rows(t, rows)) for t in (squares.amax(1), squares.mean(1)))  # [row] or [1]
+    mean, total, gained = map(numbers, _moments(rows, squares, centred=form.centred))  # [row]
     m = total / size
     scale, share = row_scale(form, m, size, dtype)
     if size > lost:
-        along = weighted / (total + _TINY)  # u' gamma^2 u
+        along = gained / (total + TINY)  # u' gamma^2 u
         inside = (power * (size - lost + 1) - along * (1 - share * share)).clip(0)
         top = scale * peak**0.5
     else:
@@ -144,67 +136,27 @@ def _row_norm_gains(form: NormForm, rows: Tensor, squares: Tensor, dtype: torch.
     return RowGains.of(inside * (scale * scale / size), top, share, m + mean * mean, power, scale)
 
 
-def _numbers(values: Tensor) -> Numbers:
-    """One number per row, in the library that is quick with a few of them."""
-    return values.numpy() if values.is_cpu else values
-
-
-def _tensor(values: Numbers) -> Tensor:
-    return values if isinstance(values, Tensor) else torch.from_numpy(values)
-
-
 def _lost(form: NormForm) -> int:
     """How many directions a row norm takes from a row, up to epsilon."""
     return 2 if form.centred else 1
 
 
-def _over_rows(values: Tensor, rows: Tensor) -> Tensor:
-    """One value per repeat, as one per row; a single one stays ``[1]``."""
-    repeat, count = values.shape[0], rows.shape[0]
-    return values if repeat in {1, count} else values.repeat(count // repeat)
-
-
-def _weighted(values: Tensor, weights: Tensor) -> Tensor:
-    """Sums over the entries of rows ``[row, entry]`` with folded weights ``[repeat, width]``; ``[row]``."""
-    repeat, width = weights.shape
-    if width == 1:
-        return values.sum(1) * _over_rows(weights[:, 0], values)
-    if repeat == 1 and width == values.shape[1]:
-        return torch.mv(values, weights[0])
-    places = values.reshape(-1, repeat, width, values.shape[1] // width).sum(3)
-    return (places * weights).sum(2).reshape(-1)
-
-
-def _in_pieces(of: _Sums, rows: Tensor, second: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
-    """Sums of whole rows, taken in pieces that fit the processor's cache; `second` is like `rows`."""
-    limit = _CACHED_PIECE if rows.is_cpu else _DEVICE_PIECE
-    count, repeat = rows.shape[0], weights.shape[0]
-    if rows.numel() <= limit:
-        return of(rows, second, weights)
-    step = max(1, limit // rows.shape[1])
-    own = repeat == count > 1  # each row has its weights
-    step = step if own else max(step // repeat, 1) * repeat
-    cuts = [slice(at, at + step) for at in range(0, count, step)]
-    found = [of(rows[cut], second[cut], weights[cut] if own else weights) for cut in cuts]
-    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
-
-
 def _moments(rows: Tensor, weights: Tensor, *, centred: bool) -> tuple[Tensor, ...]:
     """``[row]`` each: mean (0 unless centred), sum of squares of the centred row, and their weighted sum."""
-    return _in_pieces(_centred_moments if centred else _plain_moments, rows, rows, weights)
+    return in_pieces(_centred_moments if centred else _plain_moments, rows, rows, weights)
 
 
 def _plain_moments(rows: Tensor, _: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     squares = rows.to(torch.float64, copy=True).square_()
     total = squares.sum(1)
-    return torch.zeros_like(total), total, _weighted(squares, weights)
+    return torch.zeros_like(total), total, weighted(squares, weights)
 
 
 def _centred_moments(rows: Tensor, _: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     wide = rows.to(torch.float64, copy=True)
     mean = wide.mean(1)
     squares = wide.sub_(mean[:, None]).square_()
-    return mean, squares.sum(1), _weighted(squares, weights)
+    return mean, squares.sum(1), weighted(squares, weights)
 
 
 def _mean_square(rows: Tensor) -> Tensor:
@@ -219,7 +171,7 @@ def _tanh_gains(form: NormForm, rows: Tensor, squares: Tensor) -> RowGains:
         slopes = _tanh_slopes(form, piece).square_()
         return slopes.mean(1), slopes.amax(1)
 
-    gain, top = _in_pieces(sums, rows, rows, squares)
+    gain, top = in_pieces(sums, rows, rows, squares)
     zero = torch.zeros_like(gain)
     return RowGains.of(gain, top.sqrt(), zero, _mean_square(rows), squares.mean(), zero + 1)
 
@@ -269,11 +221,15 @@ def _row_product(form: NormForm, rows: Tensor, gradient: Tensor, dtype: torch.dt
     m = rows.square().mean(1, keepdim=True)  # [row, 1]
     scale, share = row_scale(form, m, size, dtype)
     if size <= lost:
-        return gradient * (scale * share * (size == lost))
+        left: Tensor = gradient * (scale * share * (size == lost))
+        return left
     inner = (rows * gradient).mean(1, keepdim=True)
-    return (gradient - rows * ((1 - share) * inner / m.clamp(min=torch.finfo(m.dtype).tiny))) * scale
+    along = rows * ((1 - share) * inner / m.clamp(min=torch.finfo(m.dtype).tiny))
+    result: Tensor = scale * (gradient - along)
+    return result
 
 
+@np.errstate(all="ignore")
 def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """``|J' g|^2`` and ``|g|^2`` of each row; the square root of the ratio of their sums is the measured gain.
 
@@ -285,19 +241,19 @@ def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Te
     Returns:
         Two tensors ``[row]`` in float64.
     """
-    rows, through = fold(form, x), fold(form, gradient)
+    rows, through = fold(form, x.detach()), fold(form, gradient.detach())
     if form.entrywise:
         after = fold(form, vector_jacobian(form, x, gradient.to(torch.float64)))
-        return _square_sum(after), _square_sum(through.to(torch.float64))
+        return square_sum(after), square_sum(through.to(torch.float64))
     size, lost, gamma = rows.shape[1], _lost(form), folded_gain(form, form.gamma, x)
     sums = functools.partial(_products, centred=form.centred)
-    before, power, inner, total = map(_numbers, _in_pieces(sums, rows, through, gamma))
+    before, power, inner, total = map(numbers, in_pieces(sums, rows, through, gamma))
     scale, share = row_scale(form, total / size, size, x.dtype)
     if size > lost:
-        after = (power - inner * inner / (total + _TINY) * (1 - share * share)).clip(0) * (scale * scale)
+        after = (power - inner * inner / (total + TINY) * (1 - share * share)).clip(0) * (scale * scale)
     else:
         after = power * (share * scale) ** 2 * (size == lost)
-    return _tensor(after), _tensor(before)
+    return tensor(after), tensor(before)
 
 
 def _products(rows: Tensor, through: Tensor, gamma: Tensor, *, centred: bool) -> tuple[Tensor, ...]:
@@ -306,13 +262,9 @@ def _products(rows: Tensor, through: Tensor, gamma: Tensor, *, centred: bool) ->
     if centred:
         c.sub_(c.mean(1, keepdim=True))
     gained = times(g, gamma)
-    power = _square_sum(gained)
+    power = square_sum(gained)
     if centred:
         shift = gained.sum(1)
         power.addcmul_(shift, shift, value=-1 / rows.shape[1])
-    total = _square_sum(c)
-    return _square_sum(g), power, c.mul_(gained).sum(1), total
-
-
-def _square_sum(rows: Tensor) -> Tensor:
-    return vector_norm(rows, dim=1).square_()
+    total = square_sum(c)
+    return square_sum(g), power, c.mul_(gained).sum(1), total

@@ -154,7 +154,7 @@ def folded_gain(form: NormForm, values: Tensor | float, like: Tensor) -> Tensor:
     """
     if not isinstance(values, Tensor):
         return constant(values, like.device).reshape(1, 1)
-    wide = values.to(torch.float64)
+    wide = values.detach().to(torch.float64)
     if wide.numel() == 1:
         return wide.reshape(1, 1)
     repeat = {"last": 1, "channel": 1, "groups": form.groups, "batch": wide.numel()}[form.layout]

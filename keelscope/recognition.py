@@ -77,10 +77,17 @@ class Recogniser:
             return known[1]
         if any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None):
             return _torch_reader(module)  # what it will be shows after its first call
+        reader = _torch_reader(module) if _runs_forward_of_torch(module) else self._tried(module)
+        self._readers[module] = (type(module), reader)
+        return reader
+
+    def _tried(self, module: nn.Module) -> Reader | None:
+        """The reader of a class that is not torch's, tried out for the first module of its kind."""
+        if not is_simple(module) or _spans_ranks(module):
+            return None
         key = _likeness(module)
         if key not in self._of_likes:
             self._of_likes[key] = _find_reader(module)
-        self._readers[module] = (type(module), self._of_likes[key])
         return self._of_likes[key]
 
 
@@ -101,9 +108,6 @@ def _is_plain(value: object) -> bool:
 
 
 def _find_reader(module: nn.Module) -> Reader | None:
-    reader = _torch_reader(module)
-    if reader is not None or not is_simple(module) or _spans_ranks(module):
-        return reader
     for setting in settings_for(module):
         fitted = fit(module, setting)
         candidates: list[Reader] = [*_likely(module), *([] if fitted is None else [fitted])]
@@ -124,6 +128,12 @@ def _torch_reader(module: nn.Module) -> Reader | None:
     """The reader of a class that runs torch's own forward, parametrised and sharded classes included."""
     forward = getattr(type(module), "forward", None)
     return next((reader for parent, reader in TORCH_READERS if forward is parent.forward), None)
+
+
+def _runs_forward_of_torch(module: nn.Module) -> bool:
+    """Whether the forward is torch's own, also in a class that sharding or parametrisation made."""
+    owner = next((cls for cls in type(module).__mro__ if "forward" in vars(cls)), nn.Module)
+    return owner.__module__.startswith("torch.") and owner is not nn.SyncBatchNorm
 
 
 def _spans_ranks(module: nn.Module) -> bool:

@@ -161,11 +161,13 @@ REGISTERED = registered()
 
 def observation(tap: Tap, x: Tensor) -> tuple[Tensor, ...]:
     """What a probe of this tap is shown."""
-    return (x, x.flip(1)) if tap is Tap.UPDATE else (x,)
+    return (x, x.flip(1)) if tap in {Tap.UPDATE, Tap.INPUT_AND_GRADIENT} else (x,)
 
 
 def viewed(group: str, tap: Tap, x: Tensor) -> tuple[Tensor, ...] | None:
-    return available[group].view(observation(tap, x), nn.Linear(5, 5))
+    owners = nn.Linear(5, 5), nn.LayerNorm(x.shape[-1]) if x.dim() and x.shape[-1] else nn.LayerNorm(1)
+    owner = next(owner for owner in owners if available[group].fits(owner))
+    return available[group].view(observation(tap, x), owner)
 
 
 available = available_probes()
@@ -373,8 +375,10 @@ class TestTraps:
                 else torch.randn(3, 4, 5).to(dtype)
             )
             before, version = x.clone(), x._version
-            for _, tap, statistic in REGISTERED:
-                statistic.terms.of(*observation(tap, x))
+            for group, tap, statistic in REGISTERED:
+                view = viewed(group, tap, x)
+                if view is not None:
+                    statistic.terms.of(*view)
             assert torch.equal(x, before)
             assert x._version == version
 
