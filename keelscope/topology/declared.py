@@ -39,7 +39,8 @@ class Declaration:
     def covers(self, sublayer: Sublayer) -> bool:
         """Whether a sub-layer that the graph shows lies in the module."""
         inside = f"{self.path}." if self.path else ""
-        return not self.problem and any(path.startswith(inside) for path in sublayer.branch_sites)
+        places = (*sublayer.branch_sites, sublayer.branch, sublayer.site, sublayer.norm_before, sublayer.norm_after)
+        return not self.problem and any(path is not None and path.startswith(inside) for path in places)
 
 
 def declarations(model: nn.Module) -> Iterator[Declaration]:
@@ -94,6 +95,7 @@ def _sublayer(path: str, module: nn.Module, item: Mapping[str, object]) -> Subla
         str(item["form"]),
         tuple(sorted(str(name) for name in _names(item.get("schemes", ())))),
         inner_norm=paths["inner_norm"],
+        entry=UNKNOWN,
     )
 
 
