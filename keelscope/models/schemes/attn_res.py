@@ -90,6 +90,8 @@ class AttnRes(SubLayer):
     """
 
     name: ClassVar[str] = "attn_res"
+    residual_topology = ({"form": "F(n c v)", "schemes": ("attn_res",), "branch": "branch", "norm_before": "norm"},)
+    """What one entry is, for tools that look for a sum of shortcut and branch and find none."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)

@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["MHC", "HyperConnections", "sinkhorn"]
 
 
+DECLARED = (
+    {
+        "form": "A x + b F(n c x)",
+        "schemes": ("hyper_connections", "mhc"),
+        "branch": "branch",
+        "norm_before": "norm",
+    },
+)
+"""What one entry is, for tools that look for a sum of shortcut and branch: the shortcut passes a product with the mixing
+matrix A, so that they find none."""
+
+
 class Copies(nn.Module):
     """The embedding in every stream.
 
@@ -85,6 +97,7 @@ class HyperConnections(SubLayer):
     """
 
     name: ClassVar[str] = "hyper_connections"
+    residual_topology = DECLARED
 
     def __init__(self, place: Place, *, streams: int = 4, dynamic: bool = True) -> None:
         super().__init__(place)
@@ -166,6 +179,7 @@ class MHC(SubLayer):
     """
 
     name: ClassVar[str] = "mhc"
+    residual_topology = DECLARED
 
     def __init__(self, place: Place, *, streams: int = 4, dynamic: bool = True, steps: int = 20) -> None:
         super().__init__(place)

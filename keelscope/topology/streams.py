@@ -1,7 +1,7 @@
 """Which residual additions follow each other on one stream, and what happens to a sum before the next one starts.
 
-After the last sub-layer nothing in the graph says whether a norm belongs to it (Post-LN) or to the model (a final norm);
-the modules they lie in decide. `keelscope.reading` asks.
+After the last sub-layer nothing in the graph says whether a norm belongs to it (Post-LN) or to the model (a final
+norm); the modules they lie in decide. `keelscope.topology.reading` asks.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keelscope.additions import Addition, Norm, Term, Terms
-from keelscope.graph import Key
-from keelscope.module_calls import CallSites, Surroundings
-from keelscope.sublayer import Sublayer
-from keelscope.trails import ACTIVATIONS, Trail, Trails
+from keelscope.topology.additions import Addition
+from keelscope.topology.graph import Key
+from keelscope.topology.module_calls import CallSites, Surroundings
+from keelscope.topology.records import Sublayer
+from keelscope.topology.terms import Norm, Term, Terms, sources
+from keelscope.topology.trails import ACTIVATIONS, Trail, Trails
 
 __all__ = ["Link", "Streams"]
 
@@ -86,6 +87,15 @@ class Streams:
             Link(trails.get(i) or self._end(addition), numbers[chains[i]], is_found=i in trails)
             for i, addition in enumerate(additions)
         ]
+
+    def preceding(self, key: Key) -> Key | None:
+        """The sum or hidden region that a tensor comes from, if there is no product of matrices between."""
+        while key not in self._trails.streams and not self._terms.graph.is_opaque(key[0]):
+            came = sources(self._terms, key, self._trails.streams)
+            if self._terms.graph.is_heavy(key[0]) or len(came) != 1:
+                return None
+            key = came[0]
+        return key
 
     def own_stream(self, term: Term) -> Key:
         """The stream tensor behind a shortcut's weights, for a sum whose branch reads another stream."""

@@ -5,23 +5,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from keelscope.additions import Addition, Norm, Terms, residual_additions
-from keelscope.coefficients import Coefficients, product
-from keelscope.gaps import Gaps
-from keelscope.graph import Graph, Key
-from keelscope.module_calls import CallSites, ModuleCall, Surroundings, interior
-from keelscope.normalisations import find_norms
-from keelscope.schemes_by_form import SECOND, Parts, equation, schemes_of, schemes_of_stack
-from keelscope.sides import BranchSide, ShortcutSide, Sides
-from keelscope.streams import Link, Streams, same_role
-from keelscope.sublayer import Sublayer, Topology
-from keelscope.trails import Trails
+from keelscope.topology.additions import Addition, residual_additions
+from keelscope.topology.coefficients import Coefficients, product
+from keelscope.topology.forms import SECOND, Parts, equation
+from keelscope.topology.gaps import Gaps
+from keelscope.topology.graph import Graph, Key
+from keelscope.topology.in_place import InPlaceSums
+from keelscope.topology.merging import Outline, Segment
+from keelscope.topology.module_calls import CallSites, ModuleCall, Surroundings, interior
+from keelscope.topology.normalisations import find_norms
+from keelscope.topology.records import Sublayer, Topology
+from keelscope.topology.sides import BranchSide, ShortcutSide, Sides
+from keelscope.topology.streams import Link, Streams, same_role
+from keelscope.topology.terms import Norm, Terms
+from keelscope.topology.trails import Trails
 
 __all__ = ["Reading"]
 
@@ -48,15 +50,15 @@ class Reading:
 
     Args:
         graph: the graph.
-        model: the model.
         calls: the module calls in the order in which they ended.
+        model: the model.
         entries: paths of stack entries.
     """
 
-    def __init__(self, graph: Graph, model: nn.Module, calls: Sequence[ModuleCall], entries: Iterable[str]) -> None:
+    def __init__(self, graph: Graph, calls: Sequence[ModuleCall], model: nn.Module, entries: Iterable[str]) -> None:
         norms: dict[Key, Norm] = {}
         self._graph = graph
-        self._sites = CallSites(calls, entries)
+        self._sites = CallSites(graph, calls, entries)
         terms = Terms(graph, {id(parameter) for parameter in model.parameters()}, norms)
         inside = find_norms(terms, norms, calls)
         for call in calls:
@@ -64,20 +66,25 @@ class Reading:
         self._additions, streams = residual_additions(terms, inside)
         trails = Trails(terms, streams)
         dropped = {key for call in calls if call.kind == "dropout" for key in call.outputs}
-        self._weights = Coefficients(terms, model, self._sites, dropped)
+        sums = [(a.root, graph.nodes[a.root]) for a in self._additions if graph.names[a.root] == "CopySlices"]
+        self.in_place = InPlaceSums(sums)
+        """Weights that only a backward pass shows."""
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights)
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
         self._gaps = Gaps(terms, trails, around)
 
-    def topology(self) -> Topology:
-        """Everything that the graph shows.
+    def read(self) -> tuple[Topology, Outline]:
+        """Everything that the graph shows; asked again after a backward pass, with the weights of in-place sums.
 
         Returns:
-            Records without references to the graph.
+            Records without references to the graph, and how its parts follow each other.
         """
         found = self._found()
-        depths = Counter(one.link.number for one in found if one.owner is None)
+        return self._topology(found), self._outline([one for one in found if one.owner is None])
+
+    def _topology(self, found: Sequence[_Found]) -> Topology:
         places: dict[int, int] = {}
         sublayers: list[Sublayer] = []
         for position, one in enumerate(found):
@@ -86,11 +93,37 @@ class Reading:
                 sublayers.append(self._record(one, sublayers))
         further = [self._record(one, ()) for one in found if one.owner is not None]
         owners = [places.get(one.owner) for one in found if one.owner is not None]
-        further = [replace(record, index=i, part_of=owners[i]) for i, record in enumerate(further)]
-        forms = {owners[i]: record.form for i, record in enumerate(further) if record.form.startswith(SECOND)}
-        sublayers = [_named(record, forms.get(i), depths[record.stream]) for i, record in enumerate(sublayers)]
+        further = [replace(record, index=i, part_of=owners[i], stream=-1) for i, record in enumerate(further)]
+        for record in further:
+            owner = record.part_of
+            if owner is not None and record.form.startswith(SECOND):
+                sublayers[owner] = replace(sublayers[owner], form=f"{sublayers[owner].form}, {record.form}")
         unknown = self._gaps.reasons([one.addition for one in found])
-        return Topology(tuple(sublayers), tuple(further), _schemes(sublayers), tuple(unknown))
+        return Topology(tuple(sublayers), tuple(further), unknown=tuple(unknown))
+
+    def _outline(self, found: Sequence[_Found]) -> Outline:
+        graph = self._graph
+        streams = {one.addition.key: one.link.number for one in found}
+        hidden = self._gaps.hidden()
+        starts: dict[Segment, Key] = {}
+        for one in found:
+            starts.setdefault(one.link.number, one.addition.stream)
+        for i in hidden:
+            key = next((key for key in graph.inputs[i] if key is not None), None)
+            starts.update({} if key is None else {graph.nodes[i]: key})
+        origins: dict[Segment, Segment] = {}
+        for segment, start in starts.items():
+            before = self._streams.preceding(start)
+            if before is not None and (before in streams or before[0] in hidden):
+                origins[segment] = streams[before] if before in streams else graph.nodes[before[0]]
+        numbers = tuple(graph.number(one.addition.root) for one in found)
+        reasons = {graph.nodes[i]: reason for i, reason in hidden.items()}
+        return Outline(numbers, {graph.nodes[i]: graph.number(i) for i in hidden}, reasons, origins)
+
+    def expects_more(self) -> bool:
+        """Whether the next backward pass will show more, which is then listened to."""
+        self.in_place.listen()
+        return bool(self.in_place) or any(name == "CheckpointFunction" for name in self._graph.names)
 
     def _found(self) -> list[_Found]:
         """All additions; those that lie in a branch or take up the branch of another one know to which they belong."""
@@ -166,17 +199,3 @@ class Reading:
             if maker is not None or not self._graph.is_transparent(key[0]):
                 return maker
         return None
-
-
-def _named(record: Sublayer, second: str | None, depth: int) -> Sublayer:
-    form = record.form if second is None else f"{record.form}, {second}"
-    return replace(record, form=form, schemes=schemes_of(form, record.alpha, record.beta, depth))
-
-
-def _schemes(sublayers: Sequence[Sublayer]) -> tuple[tuple[str, ...], ...]:
-    """Per stream the schemes that it follows."""
-    streams: dict[int, list[Sublayer]] = {}
-    for record in sublayers:
-        streams.setdefault(record.stream, []).append(record)
-    ordered = [streams[number] for number in sorted(streams)]
-    return tuple(schemes_of_stack([s.form for s in stream], [s.schemes for s in stream]) for stream in ordered)

@@ -2,7 +2,8 @@
 
 `keelscope.topology` reads the parts from the autograd graph; here they are written down as one of a few equations, with
 a and b the weights of shortcut and branch, c a weight on what the branch reads, n a norm, d a tanh in place of one, W
-the branch's last matrix. Schemes that differ only in their initialisation share a form, so one form may have many names.
+the branch's last matrix. Schemes that differ only in their initialisation share a form, so one form may have many
+names.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from keelscope.coefficients import Coefficient
+from keelscope.topology.coefficients import Coefficient
 
 __all__ = ["SECOND", "Parts", "equation", "schemes_of", "schemes_of_stack"]
 
@@ -28,7 +29,7 @@ class Parts:
     alpha: Coefficient
     beta: Coefficient
     entry: str = "x"
-    """What the branch reads: ``x``, ``n x``, ``c n x``, ``d x``, ``x + c``; empty for the branch of another addition."""
+    """What the branch reads: ``x``, ``n x``, ``c n x``, ``d x``, ``x + c``; empty for another addition's branch."""
     inner: bool = False
     """Whether a norm stands before the branch's last matrix."""
     branch_norm: bool = False
@@ -179,8 +180,8 @@ def schemes_of_stack(forms: Sequence[str], schemes: Sequence[tuple[str, ...]]) -
         schemes: names of each.
 
     Returns:
-        The names that all sub-layers share, or else those of the schemes that mix forms in this order (the first block of
-        Keel, Mix-LN, HybridNorm, NormFormer, LayerNorm Scaling).
+        The names that all sub-layers share, or else those of the schemes that mix forms in this order (the first block
+        of Keel, Mix-LN, HybridNorm, NormFormer, LayerNorm Scaling).
 
     Example:
         >>> schemes_of_stack(["n(x + F(x))", "x + F(n x)"], [("post_ln",), ("gpt2_scaled_init", "pre_ln")])

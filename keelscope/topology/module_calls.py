@@ -1,6 +1,7 @@
-"""Calls of modules during one forward, as tensors of the autograd graph: which module made what, and inside which others.
+"""Calls of modules as tensors of the autograd graph: which module made what, and inside which others.
 
-`keelscope.topology` notes the calls; `keelscope.normalisations` and `keelscope.reading` name things after them.
+`keelscope.topology` notes the calls; `keelscope.topology.normalisations` and `keelscope.topology.reading` name things
+after them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from bisect import bisect_right
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
-from keelscope.graph import Graph, Key
+from keelscope.topology.graph import Graph, Key
 
 __all__ = ["CallSites", "ModuleCall", "Surroundings", "interior"]
 
@@ -81,18 +82,21 @@ class CallSites:
     """Which modules took and gave which tensor.
 
     Args:
+        graph: the graph.
         calls: the calls in the order in which they ended.
         entries: paths of stack entries.
     """
 
-    def __init__(self, calls: Sequence[ModuleCall], entries: Iterable[str]) -> None:
+    def __init__(self, graph: Graph, calls: Sequence[ModuleCall], entries: Iterable[str]) -> None:
         self._paths = [call.path for call in calls]
         self._entries = frozenset(entries)
         self._makers: dict[Key, list[int]] = {}
         self._takers: dict[Key, list[int]] = {}
+        self._behind_views: dict[Key, int] = {}
         for position, call in enumerate(calls):
             for key in call.outputs:
                 self._makers.setdefault(key, []).append(position)
+                self._behind_views[graph.origin(key)] = position
             for key in call.inputs:
                 self._takers.setdefault(key, []).append(position)
 
@@ -103,7 +107,11 @@ class CallSites:
 
     def outermost_maker(self, keys: Iterable[Key]) -> str | None:
         """The outermost module that put out the first of some tensors that any module put out."""
-        return next((self._paths[self._makers[key][-1]] for key in keys if key in self._makers), None)
+        keys = list(keys)
+        found = next((self._makers[key][-1] for key in keys if key in self._makers), None)
+        if found is None:  # an in-place operation on a view continues from the base
+            found = next((self._behind_views[key] for key in keys if key in self._behind_views), None)
+        return None if found is None else self._paths[found]
 
     def taker(self, key: Key) -> str | None:
         """A module that a tensor was given to."""

@@ -1,6 +1,6 @@
 """The two sides of a residual addition: what the shortcut carries, and what the branch reads, computes and puts out.
 
-`keelscope.reading` asks for both and adds what happens to the sum.
+`keelscope.topology.reading` asks for both and adds what happens to the sum.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from keelscope.additions import Addition
-from keelscope.coefficients import UNKNOWN, Coefficient, Coefficients, total
-from keelscope.graph import Key
-from keelscope.trails import Entry, Trail, Trails
+from keelscope.topology.additions import Addition
+from keelscope.topology.coefficients import UNKNOWN, Coefficient, Coefficients, total
+from keelscope.topology.graph import Key
+from keelscope.topology.trails import Entry, Trail, Trails
 
 __all__ = ["BranchSide", "ShortcutSide", "Sides"]
 
@@ -33,7 +33,7 @@ class BranchSide:
     entry: Coefficient
     """Weight on what the branch reads."""
     reads: str
-    """What the branch reads, as in `keelscope.schemes_by_form.Parts`."""
+    """What the branch reads, as in `keelscope.topology.forms.Parts`."""
     norm_before: str | None
     norm: str | None
     inner_norm: str | None

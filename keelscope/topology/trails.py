@@ -1,7 +1,8 @@
-"""What lies on the way between tensors of a graph: weights, norms and activations on shortcuts, branches and the stream.
+"""What lies on the way from one tensor of a graph to another: weights, norms and activations.
 
-Given the residual additions that `keelscope.additions` found, this module answers where a branch enters and leaves, and
-what happens to a sum before it is the stream of the next sub-layer. `keelscope.topology` makes records of the answers.
+Given the residual additions that `keelscope.topology.additions` found, this module answers where a branch enters and
+leaves, and what happens to a sum before it is the stream of the next sub-layer. `keelscope.topology` makes records of
+the answers.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from keelscope.additions import Addition, Factor, Norm, Term, Terms, sources
-from keelscope.coefficients import Coefficient, Coefficients
-from keelscope.graph import ADDITIONS, Key
+from keelscope.topology.additions import Addition
+from keelscope.topology.coefficients import Coefficient, Coefficients
+from keelscope.topology.graph import ADDITIONS, Key
+from keelscope.topology.terms import Factor, Norm, Term, Terms, sources
 
 __all__ = ["ACTIVATIONS", "Entry", "Trail", "Trails"]
 

@@ -1,8 +1,8 @@
 """The autograd graph of one forward as arrays: nodes in execution order, edges, and what kind of operation each is.
 
-`keelscope.additions` looks for residual additions in it, `keelscope.coefficients` reads the weights on them, and
-`keelscope.topology` collects the nodes to start from. The walk is iterative and visits every node once, so a stack of
-a thousand sub-layers costs no more per node than a small one. No saved tensor is touched here.
+`keelscope.topology.additions` looks for residual additions in it, `keelscope.topology.coefficients` reads the weights
+on them, and `keelscope.topology` collects the nodes to start from. The walk is iterative and visits every node once, so
+a stack of a thousand sub-layers costs no more per node than a small one. No saved tensor is touched here.
 """
 
 from __future__ import annotations
@@ -192,4 +192,4 @@ def _in_execution_order(found: Iterable[Node], consumers: dict[Node, int]) -> li
 
 
 def _number(node: Node) -> int:
-    return int(node._sequence_nr())  # type: ignore[attr-defined]
+    return int(node._sequence_nr())

@@ -1,7 +1,7 @@
 """What the graph of a forward does not show of the residual structure, as sentences for the reader of a topology.
 
-A sum that joins two heavy paths where a stream starts, a first sub-layer whose input needs no gradient, regions hidden by
-a reentrant checkpoint: `keelscope.reading` lists them instead of guessing.
+A sum that joins two heavy paths where a stream starts, a first sub-layer whose input needs no gradient, regions hidden
+by a reentrant checkpoint: `keelscope.topology.reading` lists them instead of guessing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import heapq
 import re
 from collections.abc import Iterator, Sequence
 
-from keelscope.additions import Addition, Term, Terms, sources
-from keelscope.graph import ADDITIONS, Key
-from keelscope.module_calls import Surroundings
-from keelscope.trails import Trails
+from keelscope.topology.additions import Addition
+from keelscope.topology.graph import ADDITIONS, Key
+from keelscope.topology.module_calls import Surroundings
+from keelscope.topology.terms import Term, Terms, sources
+from keelscope.topology.trails import Trails
 
 __all__ = ["Gaps"]
 
@@ -44,7 +45,7 @@ class Gaps:
         Returns:
             Sentences in execution order, hidden regions first.
         """
-        found = list(self._hidden())
+        found = list(self.hidden().values())
         places = {_role(self._place(addition.root)) for addition in additions}
         for start in dict.fromkeys(addition.stream for addition in additions):
             index = self._sum_before(start)
@@ -52,11 +53,14 @@ class Gaps:
                 found += self._start(index, places)
         return list(dict.fromkeys(found))
 
-    def _hidden(self) -> Iterator[str]:
+    def hidden(self) -> dict[int, str]:
+        """Nodes that hide a part of the model, with a sentence each."""
         graph = self._terms.graph
-        for index, name in enumerate(graph.names):
-            if graph.is_opaque(index):
-                yield f"{self._named(index)}: {name} hides its operations from the graph; sub-layers inside are not seen."
+        return {
+            index: f"{self._named(index)}: {name} hides its operations from the graph, and with them sub-layers inside."
+            for index, name in enumerate(graph.names)
+            if graph.is_opaque(index)
+        }
 
     def _sum_before(self, start: Key) -> int | None:
         """The sum that a stream starts from, if it is no residual addition that was found."""
@@ -82,8 +86,8 @@ class Gaps:
                 )
         elif _role(self._place(index)) in places and operands and self._is_computed(operands[0].keys[0]):
             yield (
-                f"{self._named(index)}: one operand of a sum needs no gradient; if it is the input of the model, a first "
-                "sub-layer is missing."
+                f"{self._named(index)}: one operand of a sum needs no gradient; if it is the input of the model, a "
+                "first sub-layer is missing."
             )
 
     def _common(self, operands: Sequence[Term]) -> Key | None:

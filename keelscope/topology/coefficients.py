@@ -1,24 +1,24 @@
 """The weights on shortcut and branch: what kind each is, its value, and the parameter behind it.
 
-`keelscope.additions` says which operands of which nodes the weights are; they are read here, once, while the graph is
-alive. What a node saved is read only where no hook would run (an activation checkpoint runs the user's forward again);
-otherwise a value comes from the parameter itself or stays unknown.
+`keelscope.topology.additions` says which operands of which nodes the weights are; they are read here, once, while the
+graph is alive. What a node saved is read only where no hook would run (an activation checkpoint runs the user's forward
+again); otherwise a value comes from the parameter itself or stays unknown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from keelscope.additions import Factor, Terms
-from keelscope.graph import Key
-from keelscope.module_calls import CallSites
+from keelscope.topology.graph import Key
+from keelscope.topology.module_calls import CallSites
+from keelscope.topology.terms import Factor, Terms
 
-__all__ = ["Coefficient", "Coefficients", "product", "total"]
+__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "product", "total"]
 
 _RANK = ("one", "constant", "buffer", "learnable scalar", "learnable vector", "gate (token)", "unknown")
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather"})
@@ -44,7 +44,10 @@ class Coefficient:
         return self.kind == "one"
 
 
+ONE = Coefficient()
+"""No weight."""
 UNKNOWN = Coefficient("unknown", None)
+"""A weight that could not be read."""
 
 
 def product(coefficients: Sequence[Coefficient]) -> Coefficient:
@@ -101,12 +104,22 @@ class Coefficients:
         model: the model, for the names of parameters and buffers.
         sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
+        in_place: weights of in-place sums by node and input, as far as they are known.
     """
 
-    def __init__(self, terms: Terms, model: nn.Module, sites: CallSites, dropped: set[Key]) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        model: nn.Module,
+        sites: CallSites,
+        dropped: set[Key],
+        in_place: Mapping[tuple[int, int], float],
+    ) -> None:
         self._terms = terms
         self._sites = sites
         self._dropped = dropped
+        self._in_place = in_place
+        self._known: dict[Factor, Coefficient] = {}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
         self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if tensor.numel() and not tensor.is_meta}
@@ -117,8 +130,14 @@ class Coefficients:
 
     def read(self, factor: Factor) -> Coefficient:
         """One factor as a weight."""
-        if factor.node < 0:
-            return UNKNOWN if factor.value is None else product([Coefficient("constant", factor.value)])
+        if not factor.saved:
+            value = factor.value if factor.node < 0 else self._in_place.get((factor.node, factor.slot))
+            return UNKNOWN if value is None else product([Coefficient("constant", value)])
+        if factor not in self._known:
+            self._known[factor] = self._read(factor)
+        return self._known[factor]
+
+    def _read(self, factor: Factor) -> Coefficient:
         graph = self._terms.graph
         key = graph.inputs[factor.node][factor.slot] if factor.slot < len(graph.inputs[factor.node]) else None
         saved = self._saved(factor)

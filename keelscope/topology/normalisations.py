@@ -1,17 +1,17 @@
-"""Normalisations in an autograd graph, each crossed in one step: modules, fused operations, and norms written in pieces.
+"""Normalisations in an autograd graph, each crossed in one step: modules, fused operations, norms written in pieces.
 
 `keelscope.topology` reports the calls of modules; what happened between the input and the output of a norm module
-belongs to it, however it is written. Outside such modules a fused node is a norm by its name, and a product is a norm if
-its smaller operand is the root of a mean, variance or length of the larger one.
+belongs to it, however it is written. Outside such modules a fused node is a norm by its name, and a product is a norm
+if its smaller operand is the root of a mean, variance or length of the larger one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from keelscope.additions import Norm, Terms
-from keelscope.graph import Graph, Key
-from keelscope.module_calls import ModuleCall, Surroundings, interior
+from keelscope.topology.graph import Graph, Key
+from keelscope.topology.module_calls import ModuleCall, Surroundings, interior
+from keelscope.topology.terms import Norm, Terms
 
 __all__ = ["find_norms"]
 

@@ -1,14 +1,13 @@
 """Records of a model's residual structure: `Sublayer`, one residual addition, and `Topology`, all of them.
 
-`keelscope.reading` makes them from an autograd graph; `keelscope.topology` is the front door. They hold names and numbers
-only.
+`keelscope.topology.reading` makes them from an autograd graph. They hold names and numbers only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from keelscope.coefficients import Coefficient
+from keelscope.topology.coefficients import ONE, Coefficient
 
 __all__ = ["Sublayer", "Topology"]
 
@@ -44,25 +43,31 @@ class Sublayer:
     branch_sites: tuple[str, ...]
     """Modules that ran inside the branch, in the order in which they ended."""
     form: str
-    """The equation, as in `keelscope.schemes_by_form.equation`; ``unknown`` if a part of it could not be read."""
+    """The equation, as in `keelscope.topology.forms.equation`; ``unknown`` if a part of it could not be read."""
     schemes: tuple[str, ...]
     """All schemes whose sub-layers have this form; empty if none has."""
     inner_norm: str | None = None
     """Norm right before the branch's last product of matrices."""
     shortcut_norm: str | None = None
     """Norm between the tensor that the branch reads and the addition, on the shortcut."""
-    entry: Coefficient = Coefficient()
+    entry: Coefficient = ONE
     """Weight c on what the branch reads."""
     activation: str | None = None
     """Activation on the sum: the shortcut passes it."""
     read_by: str | None = None
     """A module whose input is the stream after this sub-layer, if any."""
     stream: int = 0
-    """Which stream it adds to: sub-layers of one stream follow each other without a product of matrices between."""
+    """Which stream it adds to: sub-layers of one stream follow each other without a product of matrices between. -1 in
+    `Topology.further`."""
     part_of: int | None = None
     """For an addition in `Topology.further`: the index of the sub-layer it belongs to."""
     note: str = ""
     """What could not be read here."""
+
+    @property
+    def is_declared(self) -> bool:
+        """Whether the model says so itself (`keelscope.topology.declared`)."""
+        return self.addition == "declared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +76,8 @@ class Topology:
 
     sublayers: tuple[Sublayer, ...]
     further: tuple[Sublayer, ...] = ()
-    """Residual additions that are no sub-layers of their own: a second stream that takes up the same branch, or an addition
-    inside a branch."""
+    """Residual additions that are no sub-layers of their own: a second stream that takes up the same branch, an
+    addition inside a branch, a further call of the same modules."""
     schemes: tuple[tuple[str, ...], ...] = ()
     """Per stream, the schemes that all its sub-layers follow."""
     unknown: tuple[str, ...] = ()

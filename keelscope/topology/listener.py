@@ -1,0 +1,125 @@
+"""Module calls of one stretch of a forward, as nodes of the autograd graph, until the graph is read.
+
+`keelscope.topology.reader` keeps one for the forward and one per checkpointed region that a backward pass runs again.
+Nodes are held, tensors are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.autograd.graph import Node, get_gradient_edge
+
+from keelscope.leaves import floating_leaves
+from keelscope.sites import is_norm
+from keelscope.topology.graph import Graph, Key
+from keelscope.topology.module_calls import ModuleCall
+
+__all__ = ["Listener"]
+
+_Edge = tuple[Node, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenCall:
+    """A module call by the nodes of its tensors."""
+
+    path: str
+    kind: str
+    inputs: tuple[_Edge, ...]
+    outputs: tuple[_Edge, ...]
+    span: tuple[int, int]
+
+
+class Listener:
+    """Collects the calls of modules."""
+
+    def __init__(self) -> None:
+        self._calls: list[_SeenCall] = []
+        self._open: list[tuple[str, int]] = []
+        self.without_gradient: dict[str, None] = {}
+        """Paths of modules that ran without a gradient."""
+
+    def before(self, path: str) -> None:
+        """A module starts."""
+        self._open.append((path, _sequence_number()))
+
+    def after(self, path: str, module: nn.Module, inputs: object, output: object) -> bool:
+        """A module has ended.
+
+        Args:
+            path: its path.
+            module: the module.
+            inputs: its arguments, in any nesting.
+            output: what it returned.
+
+        Returns:
+            Whether no other module is running.
+        """
+        start = -1
+        while self._open and start < 0:
+            opened, number = self._open.pop()
+            start = number if opened == path else -1
+        outputs = _edges(output, leaves=False)
+        if outputs:
+            span = (start, _sequence_number())
+            self._calls.append(_SeenCall(path, _kind(module), _edges(inputs, leaves=True), outputs, span))
+        elif torch.is_grad_enabled():
+            self.without_gradient[path] = None
+        return not self._open
+
+    def ended(self) -> dict[str, int]:
+        """When the first call of each module with a gradient ended."""
+        return {call.path: call.span[1] for call in reversed(self._calls)}
+
+    def graph(self, roots: Iterable[Node] = ()) -> tuple[Graph, list[ModuleCall]]:
+        """The graph behind all outputs, and the calls as tensors of it.
+
+        Args:
+            roots: further nodes to start from.
+
+        Returns:
+            Graph and calls, in the order in which they ended.
+        """
+        graph = Graph([*(node for call in self._calls for node, _ in call.outputs), *roots])
+        calls = [
+            ModuleCall(call.path, _keys(graph, call.inputs), _keys(graph, call.outputs), call.kind, call.span)
+            for call in self._calls
+        ]
+        return graph, calls
+
+
+def _kind(module: nn.Module) -> str:
+    name = type(module).__name__.lower()
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return "recurrent"
+    if any(True for _ in module.children()):
+        return "container"
+    if is_norm(module):
+        return "norm"
+    return "dropout" if "drop" in name or name == "stochasticdepth" else ""
+
+
+def _edges(value: object, *, leaves: bool) -> tuple[_Edge, ...]:
+    """The nodes of all tensors in a nesting that have one; leaves that require a gradient on request."""
+    found: list[_Edge] = []
+    for _, tensor in floating_leaves(value):
+        if not tensor.requires_grad:
+            continue
+        if tensor.grad_fn is not None:
+            found.append((tensor.grad_fn, tensor.output_nr))
+        elif leaves and not isinstance(tensor, nn.Parameter):
+            edge = get_gradient_edge(tensor)
+            found.append((edge.node, edge.output_nr))
+    return tuple(found)
+
+
+def _keys(graph: Graph, edges: Iterable[_Edge]) -> tuple[Key, ...]:
+    return tuple(key for node, output in edges if (key := graph.key(node, output)) is not None)
+
+
+def _sequence_number() -> int:
+    return int(torch._C._autograd._get_sequence_nr())

@@ -1,0 +1,175 @@
+"""`GraphReader`, which listens to a forward and reads its graph once, and `find`, which does all of it for one batch.
+
+A recording drives the reader from its hooks. What a forward does not show (regions under reentrant checkpointing, sums
+made in place on a view) is completed by `settle` after the backward pass that runs anyway.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from keelscope.sites import clean_path
+from keelscope.stacks import find_stacks, unwrapped
+from keelscope.topology.extras import Extras
+from keelscope.topology.listener import Listener
+from keelscope.topology.reading import Reading
+from keelscope.topology.records import Topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.autograd.graph import Node
+
+__all__ = ["GraphReader", "find"]
+
+
+class GraphReader:
+    """Collects what modules took and gave during one forward, then reads the topology from the graph behind it.
+
+    It keeps nodes of the graph, no tensors, and lets go of them when it has read.
+
+    Args:
+        model: the model, as the user has it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = unwrapped(model)
+        self._forward = Listener()
+        self._regions: dict[Node, Listener] = {}
+        self._shown: dict[Node, Topology] = {}
+        self._reading: Reading | None = None
+        self._extras = Extras()
+        root = unwrapped(model)
+        _, members = find_stacks([(clean_path(path), module) for path, module in root.named_modules()])
+        self._entries = frozenset(members)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the next backward pass will show more: keep the module hooks on until it is over, then `settle`."""
+        return self._reading is not None
+
+    def before_module(self, path: str) -> None:
+        """Note that a module starts: without it, operations cannot be told to lie in one module or another.
+
+        Args:
+            path: the module's path.
+        """
+        listener = self._listener()
+        if listener is not None:
+            listener.before(path)
+
+    def on_module(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """Note a call of a module, from its forward hook.
+
+        Args:
+            path: the module's path.
+            module: the module.
+            inputs: its arguments, in any nesting.
+            output: what it returned.
+        """
+        listener = self._listener()
+        if listener is None:
+            return
+        is_outermost = listener.after(path, module, inputs, output)
+        if is_outermost and listener is not self._forward:
+            self._read_region(listener)
+
+    def read(self, *outputs: Tensor) -> Topology:
+        """Read the topology, before a backward pass has freed the graph.
+
+        Args:
+            outputs: loss or outputs of the model; without any, the graph behind all outputs of modules.
+
+        Returns:
+            The topology. A second call finds nothing.
+        """
+        roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+        listener, self._forward = self._forward, Listener()
+        reading = Reading(*listener.graph(roots), self._model, self._entries)
+        self._extras = Extras.of(self._model, listener, self._entries)
+        topology = self._extras.added(reading, {})
+        self._reading = reading if reading.expects_more() else None
+        return topology
+
+    def settle(self) -> Topology | None:
+        """Complete the topology after the backward pass.
+
+        Returns:
+            The topology, or None if the backward pass had nothing to add.
+        """
+        reading, self._reading = self._reading, None
+        shown, self._shown, self._regions = self._shown, {}, {}
+        if reading is None:
+            return None
+        return self._extras.added(reading, shown)
+
+    def _listener(self) -> Listener | None:
+        """Where the calls of now belong: the forward, or a region that a reentrant checkpoint runs again."""
+        if torch._C._current_graph_task_id() == -1:
+            return self._forward
+        node = torch._C._current_autograd_node()
+        if node is None or not node.name().startswith("CheckpointFunction") or not torch.is_grad_enabled():
+            return None
+        return self._regions.setdefault(node, Listener())
+
+    def _read_region(self, listener: Listener) -> None:
+        """Read what a region has shown so far, while its graph is there."""
+        node = next(node for node, kept in self._regions.items() if kept is listener)
+        self._shown[node], _ = Reading(*listener.graph(), self._model, self._entries).read()
+
+
+def find(model: nn.Module, batch: object, loss_fn: Callable[[Any, Any], Tensor] | None = None) -> Topology:
+    """Find the topology of a model with one forward; a backward pass follows only where the forward hides something.
+
+    Args:
+        model: any module; parameters, buffers, gradients, random state and modes are left as they are.
+        batch: it gets ``*batch[:-1]`` of a tuple, ``**batch`` of a mapping, `batch` itself otherwise.
+        loss_fn: ``loss_fn(output, batch)``; None means ``output.loss``.
+
+    Returns:
+        The residual sub-layers in execution order.
+
+    Raises:
+        BatchError: if the model raises on the batch.
+        LossError: if the loss is not one real number that depends on the parameters.
+
+    Example:
+        >>> from keelscope.models import build
+        >>> model = build("keel", depth=4, width=8, heads=2)
+        >>> found = find(model, torch.ones(1, 3, dtype=torch.int64), lambda output, batch: output.mean())
+        >>> [(sublayer.form, sublayer.alpha.value) for sublayer in found.sublayers][2:]
+        [('n(a x + F(n x))', 4.0), ('n(a x + F(n x))', 4.0)]
+        >>> found.schemes
+        (('keel',),)
+    """
+    from keelscope.oneshot import _backward, _loss
+    from keelscope.untouched import untouched
+
+    reader = GraphReader(model)
+    with untouched(model), ExitStack() as hooks:
+        for path, module in unwrapped(model).named_modules():
+            _attach(reader, clean_path(path), module, hooks)
+        loss = _loss(model, batch, loss_fn)
+        topology = reader.read(loss)
+        if not reader.is_waiting:
+            return topology
+        _backward(loss)
+        return reader.settle() or topology
+
+
+def _attach(reader: GraphReader, path: str, module: nn.Module, hooks: ExitStack) -> None:
+    def before(_module: nn.Module, _args: object, _kwargs: object) -> None:
+        reader.before_module(path)
+
+    def after(_module: nn.Module, args: object, kwargs: object, output: object) -> None:
+        reader.on_module(path, module, (args, kwargs), output)
+
+    try:
+        hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+        hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+    except (RuntimeError, AttributeError):
+        return
