@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.errors import RecordingWarning, UsageError
+from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.reader import Run, open_run
 from keelscope.store.schema import Row, RunLayout
 from keelscope.store.writer import RunWriter
 
-__all__ = ["STANDARD_SCALARS", "Journal"]
+__all__ = ["STANDARD_SCALARS", "Journal", "as_number", "check_destination"]
 
 STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 
@@ -122,11 +122,20 @@ class Journal:
         pending = (name for logged in self._scalars.values() for name in logged)
         self._known = tuple(dict.fromkeys((*STANDARD_SCALARS, *scalars, *pending)))
         layout = self._layout(self._known)
-        if self._path is None:
-            self._writer = MemoryWriter(layout)
-        else:
-            self._writer = RunWriter(self._path, layout, exists=self._exists)  # type: ignore[arg-type]
+        self._writer = MemoryWriter(layout) if self._path is None else self._file_or_memory(self._path, layout)
         return self._writer
+
+    def _file_or_memory(self, path: str | Path, layout: RunLayout) -> RunWriter | MemoryWriter:
+        """A disk that fails when the first row is complete may not stop a training that runs."""
+        try:
+            return RunWriter(path, layout, exists=self._exists)  # type: ignore[arg-type]
+        except (RunFileError, UsageError) as error:
+            warnings.warn(
+                f"{error} The run is kept in memory instead: read it from watch.run before the process ends.",
+                RecordingWarning,
+                stacklevel=7,
+            )
+            return MemoryWriter(layout)
 
     def _warn_late(self, step: int, scalars: Mapping[str, float]) -> None:
         if not self._late:
@@ -148,6 +157,33 @@ class Journal:
                 RecordingWarning,
                 stacklevel=5,
             )
+
+
+def check_destination(path: str | Path | None, exists: str) -> None:
+    """Say at once, and not when the first row is complete, that a run file cannot be where the user wants it.
+
+    Args:
+        path: the run file, or None.
+        exists: ``"new"`` or ``"error"``.
+
+    Raises:
+        UsageError: if `exists` is another word, or `path` is a folder.
+        RunExistsError: if the file exists and may not.
+        RunFileError: if its folder cannot be made.
+    """
+    if exists not in {"new", "error"}:
+        raise UsageError(f"exists= takes 'new' or 'error'; got {exists!r}.")
+    if path is None:
+        return
+    file = Path(path).expanduser()
+    if file.is_dir():
+        raise UsageError(f"{path} is a folder; give the name of a run file in it, such as {file / 'run.h5'}.")
+    if exists == "error" and file.exists():
+        raise RunExistsError(f"{path} exists; choose another name, or exists='new' for the next free one.")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFileError(f"The folder of {path} cannot be made: {error.strerror or error}.") from error
 
 
 def as_number(name: str, value: object) -> float:

@@ -25,7 +25,7 @@ from keelscope import openwatches
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
 from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
-from keelscope.journal import Journal, as_number
+from keelscope.journal import Journal, as_number, check_destination
 from keelscope.layout import draw_layout
 from keelscope.probe import Probe, Tap, group_of, resolve_probes
 from keelscope.recorder import Recorder, RowValues, total_norm
@@ -69,6 +69,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
 
     Raises:
         UsageError: if an argument cannot be used; unknown names list near matches.
+        RunFileError: if the run file cannot be where `path` says.
         NothingToObserveError: if `model` has neither modules nor parameters to observe.
 
     Example:
@@ -85,8 +86,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
-    if exists not in {"new", "error"}:
-        raise UsageError(f"exists= takes 'new' or 'error'; got {exists!r}.")
+    check_destination(path, exists)
     optimizers = as_optimizers(optimizer)
     recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)
     if not recorder.plan.modules and not recorder.plan.parameters:

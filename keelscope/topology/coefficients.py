@@ -43,6 +43,11 @@ class Coefficient:
         """Whether the weight is exactly 1 and fixed."""
         return self.kind == "one"
 
+    @property
+    def depends_on_data(self) -> bool:
+        """Whether the weight is computed from the stream or from other data."""
+        return self.kind.startswith("gate")
+
 
 ONE = Coefficient()
 """No weight."""

@@ -138,6 +138,8 @@ def _by_behaviour(terms: Terms, norms: dict[Key, Norm], call: ModuleCall) -> Non
     for _ in range(_LONGEST):
         if graph.origin(key) == graph.origin(source):
             if kind:
+                for index in interior(graph, call):
+                    norms.pop((index, 0), None)
                 norms[call.outputs[0]] = Norm(call.path, source, kind)
             return
         norm = norms.get(key)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from keelscope.topology.additions import Addition
-from keelscope.topology.coefficients import UNKNOWN, Coefficient, Coefficients, total
+from keelscope.topology.coefficients import UNKNOWN, Coefficient, Coefficients, product, total
 from keelscope.topology.graph import Key
 from keelscope.topology.trails import Entry, Trail, Trails
 
@@ -86,7 +86,9 @@ class Sides:
         norms = {end.norms[0].path if end.norms else None for end in ends}
         norm = norms.pop() if len(norms) == 1 else None
         inner = self._trails.inner_norm(ends[0].keys[-1]) if len(ends) == 1 and norm is None else None
-        weight = self._weights.of(entry.factors)
+        # A weight that depends on the data is a part of F.
+        weights = [weight for factor in entry.factors if not (weight := self._weights.of([factor])).depends_on_data]
+        weight = product(weights)
         return BranchSide(
             _common([self._weights.of(found) for found in factors]),
             weight,

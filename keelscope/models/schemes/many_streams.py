@@ -27,8 +27,8 @@ DECLARED = (
         "norm_before": "norm",
     },
 )
-"""What one entry is, for tools that look for a sum of shortcut and branch: the shortcut passes a product with the mixing
-matrix A, so that they find none."""
+"""What one entry is, for tools that look for a sum of shortcut and branch: the shortcut passes a product with the
+mixing matrix A, so that they find none."""
 
 
 class Copies(nn.Module):
