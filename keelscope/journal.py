@@ -67,10 +67,10 @@ class Journal:
         self._scalars.setdefault(step, {}).update(scalars)
         self._clock.setdefault(step, time.monotonic() - self._start)
 
-    def add(self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]]) -> None:
+    def add(self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
         """Attach the values of a recorded step, and which sites of each group were seen."""
         self._values[step] = values
-        self._observed[step] = observed
+        self._observed[step] = observed or {}
         self._clock.setdefault(step, time.monotonic() - self._start)
 
     def flush(self, before: int) -> None:
