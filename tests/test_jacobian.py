@@ -262,6 +262,18 @@ def test_pieces_do_not_change_the_result(name, monkeypatch):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensors_and_arrays_agree(name, monkeypatch):
+    """On the CPU the last steps are numpy's; elsewhere they are torch's."""
+    build, shape = OTHERS[name]
+    form, x, g = recognise(norm_with(build())), drawn(*shape), drawn(*shape, seed=1)
+    arrays = row_gains(form, x).table, *transported_squares(form, x, g)
+    monkeypatch.setattr("keelscope.jacobian.numbers", lambda values: values)
+    tensors = row_gains(form, x).table, *transported_squares(form, x, g)
+    for got, want in zip(tensors, arrays, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_inputs_are_computed_wide(dtype):
     """Values and squares that leave the range of the type, and inputs left as they were."""
