@@ -141,6 +141,20 @@ def test_gradient_along_the_row_is_left_to_epsilon(kind, d):
     torch.testing.assert_close(vector_jacobian(form, x, u).norm(dim=1) / u.norm(dim=1), want, rtol=1e-9, atol=0)
 
 
+def test_what_epsilon_lets_through_is_exact():
+    """eps / s^3 where the norm takes all other directions: 1e-9 of gamma / s, beyond the digits of autograd."""
+    eps = 1e-9
+    one, two = drawn(4, 1, seed=1), drawn(4, 2, seed=1)
+    rms = NormForm("rms", gamma=torch.tensor([3.0]), eps=eps, shape=(1,))
+    layer = NormForm("layer", gamma=torch.tensor([3.0, 1.0]), eps=eps, shape=(2,))
+    want = 3 * eps / (one[:, 0].square() + eps) ** 1.5
+    for got in (frobenius_gain(rms, one), sigma_max(rms, one), row_gains(rms, one).sigma_max):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    want = 5**0.5 * eps / ((two[:, 0] - two[:, 1]).square() / 4 + eps) ** 1.5
+    for got in (frobenius_gain(layer, two) * 2**0.5, sigma_max(layer, two), row_gains(layer, two).sigma_max):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
 def norm_with(module: nn.Module) -> nn.Module:
     """Random gains and running statistics, in float64."""
     module.double()
