@@ -141,6 +141,20 @@ def test_gradient_along_the_row_is_left_to_epsilon(kind, d):
     torch.testing.assert_close(vector_jacobian(form, x, u).norm(dim=1) / u.norm(dim=1), want, rtol=1e-9, atol=0)
 
 
+def test_what_epsilon_lets_through_is_exact():
+    """eps / s^3 where the norm takes all other directions: 1e-9 of gamma / s, beyond the digits of autograd."""
+    eps = 1e-9
+    one, two = drawn(4, 1, seed=1), drawn(4, 2, seed=1)
+    rms = NormForm("rms", gamma=torch.tensor([3.0]), eps=eps, shape=(1,))
+    layer = NormForm("layer", gamma=torch.tensor([3.0, 1.0]), eps=eps, shape=(2,))
+    want = 3 * eps / (one[:, 0].square() + eps) ** 1.5
+    for got in (frobenius_gain(rms, one), sigma_max(rms, one), row_gains(rms, one).sigma_max):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+    want = 5**0.5 * eps / ((two[:, 0] - two[:, 1]).square() / 4 + eps) ** 1.5
+    for got in (frobenius_gain(layer, two) * 2**0.5, sigma_max(layer, two), row_gains(layer, two).sigma_max):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=0)
+
+
 def norm_with(module: nn.Module) -> nn.Module:
     """Random gains and running statistics, in float64."""
     module.double()
@@ -260,6 +274,18 @@ def test_pieces_do_not_change_the_result(name, monkeypatch):
     pieces = row_gains(form, x).table, *transported_squares(form, x, g), sigma_max(form, x)
     for got, want in zip(pieces, whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_tensors_and_arrays_agree(name, monkeypatch):
+    """On the CPU the last steps are numpy's; elsewhere they are torch's."""
+    build, shape = OTHERS[name]
+    form, x, g = recognise(norm_with(build())), drawn(*shape), drawn(*shape, seed=1)
+    arrays = row_gains(form, x).table, *transported_squares(form, x, g)
+    monkeypatch.setattr("keelscope.jacobian.numbers", lambda values: values)
+    tensors = row_gains(form, x).table, *transported_squares(form, x, g)
+    for got, want in zip(tensors, arrays, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

@@ -69,6 +69,11 @@ class Lengthwise(Vector):
         return F.normalize(x, dim=-1) * self.scale * self.g
 
 
+class UnitLength(Vector):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(x, dim=-1) * self.g
+
+
 class MachineEpsilon(Vector):
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, (x.shape[-1],)) * self.g
@@ -133,6 +138,7 @@ KNOWN = {
     "epsilon outside the root": (lambda: RootPlusEpsilon(8), "rms", (2, 3, 8)),
     "unbiased": (lambda: Unbiased(8), "layer", (2, 3, 8)),
     "root of the width in the code": (lambda: Lengthwise(8), "rms", (2, 3, 8)),
+    "length with a gain each": (lambda: UnitLength(8), "scale", (2, 3, 8)),
     "machine epsilon": (lambda: MachineEpsilon(8), "rms", (2, 3, 8)),
     "without parameters": (BareNorm, "layer", (2, 3, 9)),
     "constant length": (lambda: FixedScaleNorm(8), "scale", (2, 3, 8)),
@@ -343,6 +349,13 @@ def test_forms_follow_the_module():
     assert [recogniser.form(batch.train(mode)).kind for mode in (True, False)] == ["batch", "batch_eval"]
 
 
+def test_gamma_is_the_parameter_where_it_can_be():
+    """Roots of the width go into the unit of the scale."""
+    for module in (UnitLength(8), Lengthwise(8), ScaleNorm(8), HardCoded(8)):
+        (parameter,) = randomised(module).parameters()
+        torch.testing.assert_close(recognise(module).gamma, parameter.detach())
+
+
 def test_machine_epsilon_depends_on_the_input():
     """What torch does: float32 for every narrower type."""
     for module in (nn.RMSNorm(4), MachineEpsilon(4)):
@@ -394,6 +407,14 @@ def test_lazy_modules_wait():
     assert recogniser.knows(lazy)
     lazy(torch.randn(4, 3))
     assert recogniser.form(lazy).shape == (3,)
+
+
+def test_a_gain_that_lies_elsewhere_is_no_form():
+    """Of a sharded parameter only a part is here, between the calls of the module."""
+    recogniser, norm = Recogniser(), nn.LayerNorm(8)
+    assert recogniser.form(norm) is not None
+    norm.weight = nn.Parameter(torch.ones(4))
+    assert recogniser.form(norm) is None
 
 
 def test_a_shape_that_does_not_fit_is_refused():

@@ -271,6 +271,15 @@ def test_merge_law(seed, split, kind):
             np.testing.assert_allclose(statistic.of(merged), statistic.of(whole), rtol=1e-12)
 
 
+def test_quantiles_inside_a_bin():
+    """Gains spread evenly over one bin: the quantiles lie inside it, far closer than its width of 9 %."""
+    (quantile,) = [s for s in NORMS.statistics if s.name == "jacobian_gain_quantile"]
+    table = torch.zeros(1000, 6, dtype=torch.float64)
+    table[:, 0] = torch.linspace(0.001, 0.124, 1000, dtype=torch.float64).mul(2).exp2()
+    got = quantile.of(quantile.terms.of(table).numpy())
+    np.testing.assert_allclose(got, np.quantile(table[:, 0].sqrt(), [0.1, 0.5, 0.9]), rtol=2e-3)
+
+
 def test_quantiles_outside_the_range():
     """Gains of 0 and beyond 2^24 keep their side; a token that is no number counts as above."""
     (quantile,) = [s for s in NORMS.statistics if s.name == "jacobian_gain_quantile"]
