@@ -98,7 +98,10 @@ def test_sites_are_those_of_the_model(name, look):
         assert f"{entry}.branch.output" in record.branch_sites
         if name != "hybrid_norm":
             assert record.site == entry
-            assert record.norm_after in {None, *(f"{entry}.{norm}" for norm in ("norm", "outer_norm", "norm_x", "unit"))}
+            assert record.norm_after in {
+                None,
+                *(f"{entry}.{norm}" for norm in ("norm", "outer_norm", "norm_x", "unit")),
+            }
         if index and name != "hybrid_norm":
             assert record.shortcut == f"sublayers.{index - 1}"
 
@@ -146,7 +149,9 @@ def test_first_block_of_keel(look):
 def test_a_final_norm_belongs_to_no_sublayer(look):
     batch = torch.ones(1, 4, dtype=torch.int64)
     for name in ("post_ln", "pre_ln", "rezero"):
-        forms = [look(build(name, depth=4, width=8, heads=2, final_norm=wanted), batch).forms() for wanted in (True, False)]
+        forms = [
+            look(build(name, depth=4, width=8, heads=2, final_norm=wanted), batch).forms() for wanted in (True, False)
+        ]
         assert forms[0] == forms[1]
 
 

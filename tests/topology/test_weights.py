@@ -104,7 +104,9 @@ def in_place_alpha(block, x):
     return block.fall(block.rise(block.norm(x))).sub_(x, alpha=2)
 
 
-@pytest.mark.parametrize(("equation", "form", "alpha"), [(in_place, "x + F(n x)", 1), (in_place_alpha, "a x + F(n x)", -2)])
+@pytest.mark.parametrize(
+    ("equation", "form", "alpha"), [(in_place, "x + F(n x)", 1), (in_place_alpha, "a x + F(n x)", -2)]
+)
 def test_in_place_on_a_view(equation, form, alpha, middle):
     """Only the gradients tell a sum from a product."""
     record = middle(equation)
@@ -198,14 +200,19 @@ def test_autocast(look, stack, tokens):
 
 def test_views_are_seen_through(middle):
     def turned(block, x):
-        return (2.0 * x.transpose(0, 1).contiguous() + block.branch(x.reshape(-1, 8)).view(4, 6, 8).mT.mT.permute(1, 0, 2)).mT.mT.transpose(0, 1)
+        return (
+            2.0 * x.transpose(0, 1).contiguous() + block.branch(x.reshape(-1, 8)).view(4, 6, 8).mT.mT.permute(1, 0, 2)
+        ).mT.mT.transpose(0, 1)
 
     assert weights(middle(turned)) == [fixed(2.0), ONE]
 
 
 def test_product_and_sum_of_weights(middle):
     record = middle(lambda b, x: b.fixed * (b.alpha * (x + 2.0 * b.branch(x))))
-    assert weights(record) == [("learnable scalar", 2.25, "blocks.1.alpha"), ("learnable scalar", 4.5, "blocks.1.alpha")]
+    assert weights(record) == [
+        ("learnable scalar", 2.25, "blocks.1.alpha"),
+        ("learnable scalar", 4.5, "blocks.1.alpha"),
+    ]
 
 
 def test_parallel_branches_are_one_sum_or_two(look, stack, tokens):
