@@ -1,7 +1,7 @@
 """What normalisation layers do to a gradient on its way back: exact Jacobian gains per token, and the gain measured.
 
-Norms are found by behaviour (`keelscope.recognition`), their Jacobians come in closed form (`keelscope.jacobian`). A
-token is a row of the norm: for GroupNorm a group of channels of one sample, for BatchNorm a channel over the batch.
+Norms are found by behaviour, their Jacobians come in closed form (`keelscope.jacobian`). A token is a row of
+the norm: for GroupNorm a group of channels of one sample, for BatchNorm a channel over the batch.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from keelscope.entries import constant, local_shard
-from keelscope.jacobian import row_gains, transported_squares
+from keelscope.jacobian.closed_forms import row_gains, transported_squares
+from keelscope.jacobian.recognition import Recogniser
+from keelscope.jacobian.spectrum import spectral_rows, top_singular_values
 from keelscope.probe import Tap, TensorProbe, Tensors
-from keelscope.recognition import Recogniser
-from keelscope.spectrum import spectral_rows, top_singular_values
 from keelscope.statistics import Columns, Statistic, Terms, additive
 
 __all__ = ["NORMS", "NORM_SPECTRUM", "NORM_TRANSPORT"]

@@ -304,9 +304,9 @@ def case(name: str) -> ModuleType:
 
 def test_case_affine():
     """Exact spectral and Frobenius norms per token; max|gamma| / s is only a bound."""
-    from keelscope.jacobian import frobenius_gain, row_gains
-    from keelscope.recognition import recognise
-    from keelscope.spectrum import sigma_max
+    from keelscope.jacobian.closed_forms import frobenius_gain, row_gains
+    from keelscope.jacobian.recognition import recognise
+    from keelscope.jacobian.spectrum import sigma_max
 
     affine = case("ln_jacobian_affine")
     model, _ = affine.build()

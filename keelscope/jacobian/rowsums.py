@@ -1,6 +1,6 @@
 """Sums over the entries of rows: in float64, with weights that differ from channel to channel, in cache-sized pieces.
 
-`keelscope.jacobian` builds its closed forms from them. A few numbers per row are left over, and these are handled in
+`closed_forms` builds its closed forms from them. A few numbers per row are left over, and these are handled in
 numpy on the CPU, where an operation on so few costs a third.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from keelscope.norms import Numbers
+from keelscope.jacobian.norms import Numbers
 
 __all__ = ["TINY", "Sums", "in_pieces", "numbers", "over_rows", "square_sum", "tensor", "weighted"]
 

@@ -6,7 +6,7 @@ number of eigenvalues above lambda is
 
     n_+(D - lambda) + n_+(I - W' (D - lambda)^-1 W) - columns of W,
 
-O(n) per row and step, with no n x n matrix. `keelscope.jacobian` has the bound ``max|gamma| / s`` that costs nothing.
+O(n) per row and step, with no n x n matrix. `closed_forms` has the bound ``max|gamma| / s`` that costs nothing.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from keelscope.entries import constant
-from keelscope.jacobian import RowGains, row_gains
-from keelscope.norms import NormForm, fold, folded_gain
+from keelscope.jacobian.closed_forms import RowGains, row_gains
+from keelscope.jacobian.norms import NormForm, fold, folded_gain
 
 __all__ = ["sigma_max", "spectral_rows", "top_singular_values"]
 

@@ -1,6 +1,6 @@
 """What a normalisation layer computes, as a record: kind, gain, shift, epsilon, and which entries share one scale.
 
-`keelscope.recognition` finds the form of a module, `keelscope.jacobian` has the closed forms of its derivative. Every
+`recognition` finds the form of a module, `closed_forms` has the closed forms of its derivative. Every
 form but two is a *row norm*: the input is cut into rows of n entries, and a row x becomes
 
     y = gamma c / s + beta,    c = x - mean(x) or x,    m = mean(c^2),    s = s(m, eps).

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keelscope.jacobian import vector_jacobian
+from keelscope.jacobian.closed_forms import vector_jacobian
+from keelscope.jacobian.norms import normalise
+from keelscope.jacobian.recognition import Recogniser, recognise
 from keelscope.models.norms import ScaleNorm
 from keelscope.models.schemes.branch_norms import DynamicTanh
-from keelscope.norms import normalise
-from keelscope.recognition import Recogniser, recognise
 
 
 class Vector(nn.Module):
@@ -212,8 +212,8 @@ def test_torch_classes_are_not_tried_out(monkeypatch):
     def fail(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("keelscope.recognition.fit", fail)
-    monkeypatch.setattr("keelscope.recognition.agrees", fail)
+    monkeypatch.setattr("keelscope.jacobian.recognition.fit", fail)
+    monkeypatch.setattr("keelscope.jacobian.recognition.agrees", fail)
     weighted = torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
     for module in (*TORCH.values(), nn.Linear(3, 3), nn.PReLU(3), nn.Softmax(-1), nn.Sequential(nn.ReLU()), weighted):
         recognise(module)

@@ -1,6 +1,6 @@
 """A stand-in for one module: an object of its class with random tensors, called past all hooks, to try its forward out.
 
-`keelscope.fitting` calls it on chosen rows. The module itself, its buffers, containers and hooks, and the random state
+`fitting` calls it on chosen rows. The module itself, its buffers, containers and hooks, and the random state
 are left alone: what a forward may change is copied first. It runs on the CPU in float64; classes that insist on float32
 or on their own device get that instead.
 """

@@ -1,8 +1,8 @@
 """Reading a norm's gain, shift and epsilon off its outputs, for classes that are not torch's own.
 
-A `keelscope.standin.StandIn` is called on a handful of rows. The odd part of its output, ``(f(x) - f(-x)) / 2 =
+A `standin.StandIn` is called on a handful of rows. The odd part of its output, ``(f(x) - f(-x)) / 2 =
 gamma c / s``, gives gamma where rows are long and epsilon where they are next to nothing; two draws of the parameters
-tell how gamma follows from them (``factor * weight + offset``). `keelscope.recognition` asks once per kind of module.
+tell how gamma follows from them (``factor * weight + offset``). `recognition` asks once per kind of module.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from keelscope.norms import Floor, Layout, Unit
-from keelscope.readers import Affine, FittedReader
-from keelscope.standin import Setting, StandIn
+from keelscope.jacobian.norms import Floor, Layout, Unit
+from keelscope.jacobian.readers import Affine, FittedReader
+from keelscope.jacobian.standin import Setting, StandIn
 
 __all__ = ["fit"]
 
@@ -33,7 +33,7 @@ def fit(module: nn.Module, setting: Setting) -> FittedReader | None:
     """Find out how a module normalises, by trying its class out.
 
     Args:
-        module: a simple module (`keelscope.standin.is_simple`); it is not called.
+        module: a simple module (`keelscope.jacobian.standin.is_simple`); it is not called.
         setting: where and in which type to try it.
 
     Returns:

@@ -1,13 +1,13 @@
 r"""Closed forms of norm Jacobians: Frobenius gain, spectral bound and vector-Jacobian products, O(n) per row.
 
-With the words of `keelscope.norms`, u = c / |c|, rho = d log s / d log sqrt(m) and P = I - 11'/n (or I without
+With the words of `norms`, u = c / |c|, rho = d log s / d log sqrt(m) and P = I - 11'/n (or I without
 centring), the Jacobian of one row of n entries is
 
     J = diag(gamma) (P - rho u u') / s = diag(gamma) (Q + (1 - rho) u u') / s,    Q = P - u u',
 
 a projection that forgets the mean and, up to epsilon, the length of the row. Nothing n x n is ever formed. For
 BatchNorm in training a row is a channel over the whole batch, so J couples samples and channels do not meet.
-`keelscope.spectrum` has the exact largest singular value.
+`spectrum` has the exact largest singular value.
 
 Sources: Xiong et al., arXiv 2002.04745, Lemma 3 (|J| = O(sqrt(d) / |x|)); Chen et al., arXiv 2601.19895, Eq. 9.
 """
@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from keelscope.entries import constant
-from keelscope.norms import NormForm, Numbers, fold, folded_gain, row_scale, running_scale, times, unfold
-from keelscope.rowsums import TINY, in_pieces, numbers, over_rows, square_sum, tensor, weighted
+from keelscope.jacobian.norms import NormForm, Numbers, fold, folded_gain, row_scale, running_scale, times, unfold
+from keelscope.jacobian.rowsums import TINY, in_pieces, numbers, over_rows, square_sum, tensor, weighted
 
 __all__ = ["RowGains", "frobenius_gain", "row_gains", "transported_squares", "vector_jacobian"]
 

@@ -1,8 +1,8 @@
 """Which modules are norms: torch's own by their forward, every other class by its behaviour.
 
-A class that is not torch's is tried out once on a stand-in (`keelscope.standin`): `keelscope.fitting` reads gain, shift
+A class that is not torch's is tried out once on a stand-in (`standin`): `fitting` reads gain, shift
 and epsilon off its outputs, and the result is checked against the closed form. The module, its buffers, its hooks and
-the random state are not touched. What is remembered is a `keelscope.readers.Reader`, not values.
+the random state are not touched. What is remembered is a `keelscope.jacobian.readers.Reader`, not values.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from weakref import WeakKeyDictionary
 from torch import Tensor, distributed, jit, nn
 from torch.nn.parameter import is_lazy
 
-from keelscope.fitting import fit
-from keelscope.norms import NormForm
-from keelscope.readers import TORCH_READERS, Reader, agrees, frozen
-from keelscope.standin import is_simple, settings_for
+from keelscope.jacobian.fitting import fit
+from keelscope.jacobian.norms import NormForm
+from keelscope.jacobian.readers import TORCH_READERS, Reader, agrees, frozen
+from keelscope.jacobian.standin import is_simple, settings_for
 
 __all__ = ["Recogniser", "recognise"]
 

@@ -1,7 +1,7 @@
-"""Where a class keeps what a `keelscope.norms.NormForm` holds: one reader per class of torch, one for fitted classes.
+"""Where a class keeps what a `norms.NormForm` holds: one reader per class of torch, one for fitted classes.
 
 A reader turns a module into its form as it is now, so a form asked for later follows training, an epsilon schedule and
-``train()`` or ``eval()``. `keelscope.recognition` chooses the reader, `keelscope.fitting` makes those of other classes.
+``train()`` or ``eval()``. `recognition` chooses the reader, `fitting` makes those of other classes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules import batchnorm, instancenorm
 
 from keelscope.entries import local_shard
-from keelscope.norms import Floor, Kind, Layout, NormForm, Unit, normalise
-from keelscope.standin import Setting, StandIn
+from keelscope.jacobian.norms import Floor, Kind, Layout, NormForm, Unit, normalise
+from keelscope.jacobian.standin import Setting, StandIn
 
 __all__ = ["TORCH_READERS", "Affine", "FittedReader", "Reader", "agrees", "frozen"]
 
@@ -94,7 +94,7 @@ def agrees(module: nn.Module, reader: Reader, setting: Setting) -> bool:
         setting: where and in which type to try it.
 
     Returns:
-        True if outputs equal `keelscope.norms.normalise` to 1e-4, for the first shape of input that the class takes.
+        True if outputs equal `norms.normalise` to 1e-4, for the first shape of input that the class takes.
     """
     return all(_agrees(StandIn(module, 3, setting, training=training), reader) for training in (False, True))
 

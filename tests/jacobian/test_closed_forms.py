@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
-from keelscope.jacobian import frobenius_gain, row_gains, transported_squares, vector_jacobian
-from keelscope.norms import NormForm, fold, normalise, unfold
-from keelscope.recognition import recognise
-from keelscope.spectrum import sigma_max
+from keelscope.jacobian.closed_forms import frobenius_gain, row_gains, transported_squares, vector_jacobian
+from keelscope.jacobian.norms import NormForm, fold, normalise, unfold
+from keelscope.jacobian.recognition import recognise
+from keelscope.jacobian.spectrum import sigma_max
 
 EPSILONS = (0.0, 1e-6, 1e-5)
 SCALES = (1.0, 1e-1, 1e-2, 1e-3)
@@ -269,8 +269,8 @@ def test_pieces_do_not_change_the_result(name, monkeypatch):
     build, shape = OTHERS[name]
     form, x, g = recognise(norm_with(build())), drawn(*shape), drawn(*shape, seed=1)
     whole = row_gains(form, x).table, *transported_squares(form, x, g), sigma_max(form, x)
-    monkeypatch.setattr("keelscope.rowsums._CACHED_PIECE", 7)
-    monkeypatch.setattr("keelscope.spectrum._PIECE", 7)
+    monkeypatch.setattr("keelscope.jacobian.rowsums._CACHED_PIECE", 7)
+    monkeypatch.setattr("keelscope.jacobian.spectrum._PIECE", 7)
     pieces = row_gains(form, x).table, *transported_squares(form, x, g), sigma_max(form, x)
     for got, want in zip(pieces, whole, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
@@ -282,7 +282,7 @@ def test_tensors_and_arrays_agree(name, monkeypatch):
     build, shape = OTHERS[name]
     form, x, g = recognise(norm_with(build())), drawn(*shape), drawn(*shape, seed=1)
     arrays = row_gains(form, x).table, *transported_squares(form, x, g)
-    monkeypatch.setattr("keelscope.jacobian.numbers", lambda values: values)
+    monkeypatch.setattr("keelscope.jacobian.closed_forms.numbers", lambda values: values)
     tensors = row_gains(form, x).table, *transported_squares(form, x, g)
     for got, want in zip(tensors, arrays, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
