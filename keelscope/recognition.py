@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed, jit, nn
 from torch.nn.parameter import is_lazy
 
 from keelscope.fitting import fit
@@ -72,6 +72,8 @@ class Recogniser:
         return form if whole else None
 
     def _reader(self, module: nn.Module) -> Reader | None:
+        if isinstance(module, jit.ScriptModule):  # has no forward of its own to look at
+            return None
         known = self._readers.get(module)
         if known is not None and known[0] is type(module):
             return known[1]
@@ -98,7 +100,7 @@ def _likeness(module: nn.Module) -> Hashable:
         (name, None if tensor is None else tuple(tensor.shape))
         for name, tensor in (*module._parameters.items(), *module._buffers.items())
     )
-    return type(module), settings, tensors, tuple(module._modules)
+    return type(module), settings, tensors, tuple(module._modules.keys())
 
 
 def _is_plain(value: object) -> bool:

@@ -73,8 +73,8 @@ class Recorder:
         *,
         keep_calls: bool,
     ) -> None:
-        self.probes = tuple(probes)
         self.plan = plan_sites(model, sites)
+        self.probes = tuple(probe for probe in probes if self._usable(probe))
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
@@ -101,6 +101,17 @@ class Recorder:
         self._with_gradient: set[int] = set()
         self._parameters_seen: set[int] = set()
         self._compiled = any(_is_compiled(module) for module in model.modules())
+
+    def _usable(self, probe: Probe) -> bool:
+        """Whether the probe can say what it fits; one that fails is left out, with a warning."""
+        owners = [w.module for w in self.plan.modules] + [w.owner for w in self.plan.parameters]
+        try:
+            for owner in owners:
+                probe.fits(owner)
+        except Exception as error:
+            warn_once(self, error, probe.name)
+            return False
+        return True
 
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""

@@ -80,7 +80,7 @@ def _with_attributes(probe: object) -> Probe:
             trials.fail(probe, f"{name} is {value!r}, expected {kind.__name__}")
         if kind is int and value < 1:
             trials.fail(probe, f"{name} is {value}, expected at least 1")
-    if not probe.statistics:
+    if not probe.statistics and not probe.optional:
         trials.fail(probe, "statistics is empty, so nothing would be recorded")
     return probe
 

@@ -11,7 +11,7 @@ import gc
 import random
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from keelscope.errors import ProbeError, RecordingWarning
 from keelscope.leaves import floating_leaves
-from keelscope.probe import Probe, Tap, group_of
+from keelscope.probe import Probe, Tap, TensorProbe, group_of
 from keelscope.session import watch
 from keelscope.statistics import Statistic, Terms
 from keelscope.store.reader import Run
@@ -167,7 +167,7 @@ def check_values(trial: Trial) -> None:
             view = trial.view(tensors)
             if view is not None:
                 value = _finished(trial, statistic, trial.terms(statistic.terms, view))
-                _check_merge(trial, statistic, tensors, value)
+                _check_merge(trial, statistic, view, value)
                 _check_loss_scale(trial, statistic, tensors, value)
 
 
@@ -183,12 +183,14 @@ def _finished(trial: Trial, statistic: Statistic, terms: Array) -> Array:
     return statistic.of(terms)
 
 
-def _check_merge(trial: Trial, statistic: Statistic, tensors: Tensors, value: Array) -> None:
-    splits = range(tensors[0].shape[0] + 1) if statistic.mergeable and tensors[0].dim() else range(0)
+def _check_merge(trial: Trial, statistic: Statistic, view: Tensors, value: Array) -> None:
+    """Split at every place along the first axis of what is seen."""
+    rows = {tensor.shape[0] for tensor in view if tensor.dim()}
+    splits = range(rows.pop() + 1) if statistic.mergeable and len(rows) == 1 else range(0)
     for split in splits:
-        views = [trial.view(tuple(t[part] for t in tensors)) for part in (slice(None, split), slice(split, None))]
-        parts = [trial.terms(statistic.terms, view) for view in views if view is not None]
-        for merged in _merged(trial, statistic.terms, parts) if len(parts) == 2 else ():
+        parts = [tuple(t[part] for t in view) for part in (slice(None, split), slice(split, None))]
+        terms = [trial.terms(statistic.terms, part) for part in parts]
+        for merged in _merged(trial, statistic.terms, *terms):
             got = statistic.of(merged)
             if not np.allclose(got, value, rtol=1e-6, atol=1e-9, equal_nan=True):
                 fail(
@@ -198,9 +200,8 @@ def _check_merge(trial: Trial, statistic: Statistic, tensors: Tensors, value: Ar
                 )
 
 
-def _merged(trial: Trial, terms: Terms, parts: list[Array]) -> list[Array]:
+def _merged(trial: Trial, terms: Terms, a: Array, b: Array) -> list[Array]:
     """Two parts merged: alone, and side by side with the swapped pair."""
-    a, b = parts
 
     def merge() -> list[Array]:
         return [terms.merge(a, b), *terms.merge(np.stack([a, b]), np.stack([b, a]))]
@@ -248,17 +249,22 @@ def check_recording(trial: Trial) -> None:
     if watched != alone:
         fail(trial.probe, f"changes training {trial.place}: losses or weights differ from those without it")
     assert run is not None
-    found = [run.get(f"{group_of(trial.probe)}/{statistic.name}") for statistic in trial.probe.statistics]
+    found = [run.get(f"{group_of(trial.probe)}/{statistic.name}") for statistic in trial.statistics]
     view = trial.view(trial.tensors())
     if view is not None and not any(series is not None and np.isfinite(series.values).any() for series in found):
         fail(trial.probe, f"records nothing {trial.place}, although it fits and its view gives tensors")
+
+
+def _in_full(probe: Probe) -> Probe:
+    """The probe with what is optional, where that can be asked for."""
+    return replace(probe, statistics=(*probe.statistics, *probe.optional)) if isinstance(probe, TensorProbe) else probe
 
 
 def _trained(trial: Trial, *, watched: bool) -> tuple[list[object], Run | None]:
     torch.manual_seed(0)
     model = _Host(copy.deepcopy(trial.owner))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    session = watch(model, optimizer=optimizer, probes=[trial.probe], sites="all") if watched else None
+    session = watch(model, optimizer=optimizer, probes=[_in_full(trial.probe)], sites="all") if watched else None
     losses: list[object] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RecordingWarning)

@@ -490,10 +490,12 @@ class TestFaultyProbes:
         }.get(how, RMS)
         tap = {"view of parameters": Tap.PARAMETER, "view of updates": Tap.UPDATE}.get(how, Tap.OUTPUT)
         views = self._raises if how.startswith("view") else lambda tensors, _: tensors
+        if how == "fits":
+            return TensorProbe("faulty", tap, (statistic,), chooses=self._raises)
         return TensorProbe("faulty", tap, (statistic,), views=views)
 
     @pytest.mark.parametrize(
-        "how", ["view", "view of parameters", "view of updates", "shape of terms", "type of terms", "finish"]
+        "how", ["fits", "view", "view of parameters", "view of updates", "shape of terms", "type of terms", "finish"]
     )
     def test_one_warning_and_nothing_else_is_lost(self, how):
         def train(probes) -> tuple[ks.Watch, list[torch.Tensor]]:

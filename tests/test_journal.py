@@ -21,18 +21,19 @@ def journal(path=None) -> Journal:
     return Journal(path, "new", layout)
 
 
-def values(number: float) -> dict[str, dict[str, np.ndarray]]:
-    return {"g": {"s": np.array([number, math.nan])}}
+def row(number: float) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Values of two sites, one of which was seen."""
+    return {"g": {"s": np.array([number, math.nan])}}, {"g": np.array([True, False])}
 
 
 def test_order_and_gaps():
     """Rows with values, rows with scalars only, in step order; what was not logged is NaN."""
     j = journal()
     j.log(0, {"loss": 0.5})
-    j.add(0, values(10))
+    j.add(0, *row(10))
     j.flush(1)
     j.log(1, {"loss": 1.5})
-    j.add(2, values(12))
+    j.add(2, *row(12))
     j.log(2, {"lr": 0.1})
     j.flush(3)
     j.close()
@@ -49,7 +50,7 @@ def test_nothing_is_written_before_the_first_values():
     j.flush(5)
     with pytest.raises(UsageError, match="nothing is recorded yet"):
         j.run()
-    j.add(3, values(1))
+    j.add(3, *row(1))
     j.log(3, {"other": 2.0})
     j.close()
     run = j.run()
@@ -60,7 +61,7 @@ def test_nothing_is_written_before_the_first_values():
 def test_flush_keeps_what_is_not_yet_due():
     j = journal()
     for step in range(3):
-        j.add(step, values(step))
+        j.add(step, *row(step))
     j.flush(2)
     assert j.run()["g/s"].steps.tolist() == [0, 1]
     j.log(2, {"loss": 7.0})
@@ -70,16 +71,16 @@ def test_flush_keeps_what_is_not_yet_due():
 
 def test_late_and_unknown_scalars_warn_once():
     j = journal()
-    j.add(0, values(0))
+    j.add(0, *row(0))
     j.flush(1)
     with pytest.warns(RecordingWarning, match=r"\['loss'\] came after the row of step 0 was closed"):
         j.log(0, {"loss": 1.0})
     j.log(0, {"loss": 2.0})
-    j.add(1, values(1))
+    j.add(1, *row(1))
     j.log(1, {"new": 1.0})
     with pytest.warns(RecordingWarning, match=r"\['new'\] are not recorded: a run file's columns are fixed") as caught:
         j.flush(2)
-    j.add(2, values(2))
+    j.add(2, *row(2))
     j.log(2, {"new": 1.0})
     j.close()
     assert len(caught) == 1
@@ -92,7 +93,7 @@ def test_has():
     assert j.has(4, "loss")
     assert not j.has(4, "lr")
     assert not j.has(3, "loss")
-    j.add(4, values(0))
+    j.add(4, *row(0))
     j.flush(5)
     assert j.has(4, "lr")
     assert j.has(2, "anything")
@@ -101,11 +102,11 @@ def test_has():
 def test_file(tmp_path):
     j = journal(tmp_path / "a.h5")
     assert j.path is None
-    j.add(0, values(3))
+    j.add(0, *row(3))
     j.flush(1)
     assert j.path == tmp_path / "a.h5"
     assert j.run()["g/s"].values[0, 0] == 3
-    j.add(1, values(4))
+    j.add(1, *row(4))
     j.close()
     assert j.run()["g/s"].values[:, 0].tolist() == [3, 4]
 

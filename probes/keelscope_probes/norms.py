@@ -34,6 +34,7 @@ _BINS = 2 * _RANGE * _OCTAVE + 2
 _recogniser = Recogniser()
 
 
+@np.errstate(all="ignore")  # Inf and NaN in a tensor are recorded, not warned about
 def _row_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """Gains of each row."""
     x = local_shard(tensors[0])
@@ -43,6 +44,7 @@ def _row_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     return (row_gains(form, x).table,)
 
 
+@np.errstate(all="ignore")
 def _spectral_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """What the largest singular value of each row depends on."""
     x = local_shard(tensors[0])
@@ -52,8 +54,13 @@ def _spectral_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
 
 def _rows_of(gains: Tensor) -> Tensor:
     """``[rows, largest sigma, sums over the columns of the gains]``."""
-    count = constant(gains.shape[0], gains.device)
-    return torch.cat([torch.stack([count, gains[:, 1].amax()]), gains.sum(0)])
+    return torch.cat([_count_and_largest(gains[:, 1]), gains.sum(0)])
+
+
+def _count_and_largest(values: Tensor) -> Tensor:
+    """``[number, largest value]``; 0 of nothing."""
+    largest = values.amax() if len(values) else values.new_zeros(())
+    return torch.stack([constant(len(values), values.device), largest])
 
 
 def _merge_rows(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -100,8 +107,7 @@ def _quantiles(t: Columns) -> NDArray[np.float64]:
 
 def _sigma_of(*view: Tensor) -> Tensor:
     """``[rows, largest sigma]``."""
-    sigma = top_singular_values(*view)
-    return torch.stack([constant(len(sigma), sigma.device), sigma.amax()])
+    return _count_and_largest(top_singular_values(*view))
 
 
 _SIGMA = Terms(
@@ -124,6 +130,7 @@ def _largest(t: Columns) -> NDArray[np.float64]:
     return np.where(t["rows"] > 0, t["sigma"], np.nan)
 
 
+@np.errstate(all="ignore")
 def _transport_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """``|J' g|^2`` and ``|g|^2`` of each row."""
     x, gradient = map(local_shard, tensors)
