@@ -46,7 +46,9 @@ class Board:
         Raises:
             ProbeError: if the terms do not give one number per column.
         """
-        values = terms.of(*tensors).detach()  # [column]
+        if any(tensor.requires_grad for tensor in tensors):  # a view made from weights
+            tensors = tuple(tensor.detach() for tensor in tensors)
+        values = terms.of(*tensors)  # [column]
         if values.dim() != 1 or len(values) != len(terms.columns):
             raise ProbeError(f"terms {terms.name!r} gave shape {list(values.shape)}, expected [{len(terms.columns)}].")
         key = (values.device, terms)
