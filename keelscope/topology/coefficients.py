@@ -171,7 +171,7 @@ class Coefficients:
             value = getattr(node, factor.saved)
         except RuntimeError:  # changed in place since, or freed by a backward pass
             return None
-        return value.detach() if isinstance(value, Tensor) else None
+        return value.detach() if isinstance(value, Tensor) and _is_plain(value) else None
 
     def _fixed_weight(self, factor: Factor, saved: Tensor | None) -> Coefficient:
         """A weight that needs no gradient: a number, a buffer, a frozen parameter or a dropout mask."""
@@ -189,17 +189,16 @@ class Coefficients:
 
     def _learned(self, key: Key, saved: Tensor | None) -> Coefficient:
         graph = self._terms.graph
-        leaf = graph.leaf(graph.origin(key))
-        value = _mean(saved) if saved is not None else None if leaf is None else _mean(leaf.detach())
+        leaf = graph.leaf(graph.origin(key)) if saved is None else saved
+        value = None if leaf is None else _mean(leaf.detach())
         names, depends = self._leaves(key)
-        name = next(iter(names), None)
-        site = self._sites.maker(key)
+        name = next(filter(None, names), None)
         if depends:
-            return Coefficient("gate (token)", value, name, site)
-        if name is None:
+            return Coefficient("gate (token)", value, name, self._sites.maker(key))
+        if not names:
             return UNKNOWN
         kind = "learnable scalar" if graph.numel(key) == 1 else "learnable vector"
-        return Coefficient(kind, value, name, site)
+        return Coefficient(kind, value, name, self._sites.maker(key))
 
     def _leaves(self, key: Key) -> tuple[list[str], bool]:
         """Parameters behind a tensor, nearest first, and whether data is behind it too."""
@@ -209,7 +208,7 @@ class Coefficients:
         for current in queue:
             leaf = graph.leaf(current)
             if leaf is not None:
-                name = self._parameters.get(id(leaf))
+                name = self._parameters.get(id(leaf), "" if isinstance(leaf, nn.Parameter) else None)
                 depends |= name is None
                 names.update({} if name is None else {name: None})
                 continue
@@ -224,8 +223,13 @@ class Coefficients:
         return list(names), depends
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether looking at the values of a tensor runs no code of a subclass (a DTensor would communicate)."""
+    return type(tensor) in {Tensor, nn.Parameter, nn.Buffer}
+
+
 def _mean(tensor: Tensor) -> float | None:
-    if tensor.is_meta or not tensor.numel() or tensor.is_complex():
+    if not _is_plain(tensor) or tensor.is_meta or not tensor.numel() or tensor.is_complex():
         return None
     return float(tensor) if tensor.numel() == 1 else float(tensor.double().mean())
 

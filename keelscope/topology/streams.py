@@ -108,8 +108,13 @@ class Streams:
         return key
 
     def _end(self, addition: Addition) -> Trail:
-        last = self._trails.ahead(addition)[-1]
-        return self._trails.back([last], addition.key) or Trail([addition.key])
+        return self._back(self._trails.ahead(addition), addition)
+
+    def _back(self, keys: list[Key], addition: Addition) -> Trail:
+        """The way back from the last of some tensors after a sum; views that no module puts out belong to the reader."""
+        while len(keys) > 1 and self._terms.graph.is_transparent(keys[-1][0]) and self._sites.maker(keys[-1]) is None:
+            keys = keys[:-1]
+        return self._trails.back([keys[-1]], addition.key) or Trail([addition.key])
 
     def without_final_norm(self, addition: Addition, link: Link, like: Sublayer | None, *, reads_norm: bool) -> Link:
         """Cut off what follows the last sum but belongs to the model and not to the sub-layer.
@@ -124,28 +129,24 @@ class Streams:
             The shortened link.
         """
         keys = link.trail.keys[::-1]
-        last = 0
-        for position, key in enumerate(keys):
-            norm = self._terms.norms.get(key)
-            activates = self._terms.graph.names[key[0]] in ACTIVATIONS
-            path = norm.path if norm is not None else self._around.path(self._terms.graph, key[0])
-            if (norm is not None or activates) and not self._is_own(addition, path, like, reads_norm=reads_norm):
-                break
-            last = position
-        trail = self._trails.back([keys[last]], addition.key) or Trail([addition.key])
-        return Link(trail, link.number, is_found=False)
-
-    def _is_own(self, addition: Addition, path: str, like: Sublayer | None, *, reads_norm: bool) -> bool:
-        """Whether a norm or activation after the last sum belongs to the sub-layer."""
         place = self._around.path(self._terms.graph, addition.root)
+        count = 1
+        while count < len(keys) and self._is_own(keys[count], place, like, reads_norm=reads_norm):
+            count += 1
+        return Link(self._back(keys[:count], addition), link.number, is_found=False)
+
+    def _is_own(self, key: Key, place: str, like: Sublayer | None, *, reads_norm: bool) -> bool:
+        """Whether what follows a sum belongs to the sub-layer whose sum was made in a place."""
+        norm = self._terms.norms.get(key)
+        path = norm.path if norm is not None else self._around.path(self._terms.graph, key[0])
         entry = self._sites.entry(place)
         if entry:
             return self._sites.entry(path) == entry
+        if norm is None and self._terms.graph.names[key[0]] not in ACTIVATIONS:
+            return True
         if like is not None:
             return like.norm_after is not None or like.activation is not None
-        if place:
-            return path.startswith((f"{place}.", f"{place}:"))
-        return not reads_norm
+        return path.startswith((f"{place}.", f"{place}:")) if place else not reads_norm
 
 
 def same_role(branch: str | None, earlier: Sequence[Sublayer]) -> Sublayer | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
+from torch import nn
+
 from keelscope.topology.graph import ADDITIONS, FUSED_ADDITIONS, Graph, Key
 
 __all__ = ["Factor", "Norm", "Term", "Terms", "sources"]
@@ -111,8 +113,8 @@ class Terms:
         graph = self.graph
         while True:
             leaf = graph.leaf(key)
-            if leaf is not None:
-                return id(leaf) in self._parameters
+            if leaf is not None:  # FSDP computes with parameters of its own
+                return id(leaf) in self._parameters or isinstance(leaf, nn.Parameter)
             sources = [source for source in graph.inputs[key[0]] if source is not None]
             if len(sources) != 1 or graph.is_heavy(key[0]):
                 return False

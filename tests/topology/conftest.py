@@ -62,7 +62,7 @@ class Stack(nn.Module):
 
     def __init__(self, equation, depth=3):
         super().__init__()
-        block = type("Equation", (Block,), {"forward": lambda self, x: equation(self, x)})
+        block = type("Equation", (Block,), {"forward": equation})
         self.embedding = nn.Embedding(20, WIDTH)
         self.blocks = nn.ModuleList(block() for _ in range(depth))
         self.norm = nn.LayerNorm(WIDTH)
