@@ -111,7 +111,7 @@ class Streams:
         return self._back(self._trails.ahead(addition), addition)
 
     def _back(self, keys: list[Key], addition: Addition) -> Trail:
-        """The way back from the last of some tensors after a sum; views no module puts out belong to the reader."""
+        """The way back from the last of some tensors after a sum; a view that no module puts out is the reader's."""
         while len(keys) > 1 and self._terms.graph.is_transparent(keys[-1][0]) and self._sites.maker(keys[-1]) is None:
             keys = keys[:-1]
         return self._trails.back([keys[-1]], addition.key) or Trail([addition.key])
