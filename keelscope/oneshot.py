@@ -6,11 +6,11 @@ The model is left as it was: parameters, gradients, buffers, random state and mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from keelscope.errors import BatchError, KeelscopeError, LossError, NothingToObserveError, UsageError
+from keelscope.errors import NothingToObserveError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,6 +80,7 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
     """
     from torch import nn
 
+    from keelscope.onepass import backward, loss_of
     from keelscope.session import watch
     from keelscope.untouched import untouched
 
@@ -91,64 +92,8 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
         )
     with untouched(model):
         with watch(model, **options) as session:
-            loss = _loss(model, batch, loss_fn)
+            loss = loss_of(model, batch, loss_fn)
             session.log(loss=loss)
-            _backward(loss)
+            backward(loss)
             session.step()
         return session.run
-
-
-def _loss(model: nn.Module, batch: object, loss_fn: LossFunction | None) -> Tensor:
-    output = _forward(model, batch)
-    if loss_fn is None:
-        loss = getattr(output, "loss", None)
-        if loss is None:
-            raise LossError(
-                "the model's output has no .loss; give loss_fn=, a function (output, batch) -> scalar tensor."
-            )
-        return _checked(loss)
-    try:
-        return _checked(loss_fn(output, batch))
-    except KeelscopeError:
-        raise
-    except Exception as error:
-        raise LossError(f"the loss function raised {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _forward(model: nn.Module, batch: object) -> object:
-    try:
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        if isinstance(batch, tuple):
-            return model(*(batch[:-1] if len(batch) > 1 else batch))
-        return model(batch)
-    except Exception as error:
-        raise BatchError(
-            f"{type(model).__name__} rejects the batch ({type(error).__name__}: {_first_line(error)}); check its "
-            "shape, dtype and device."
-        ) from error
-
-
-def _checked(loss: object) -> Tensor:
-    from torch import Tensor
-
-    if not isinstance(loss, Tensor):
-        raise LossError(f"the loss must be a tensor; got {type(loss).__name__}.")
-    if loss.numel() != 1 or loss.is_complex() or not loss.is_floating_point():
-        raise LossError(f"the loss must be one real number; got shape {list(loss.shape)}, dtype {loss.dtype}.")
-    if not loss.requires_grad:
-        raise LossError(
-            "the loss does not depend on any parameter through the graph (is it detached, or under no_grad?)."
-        )
-    return loss
-
-
-def _backward(loss: Tensor) -> None:
-    try:
-        loss.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise LossError(f"the backward pass raised {type(error).__name__}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no message"])[0][:300]

@@ -38,6 +38,7 @@ class FirstLook:
         self.topology: Topology | None = None
         self._reader: GraphReader | None = GraphReader(model)
         self._handles = ExitStack()
+        self._read = False
         self._modules = plan.everything
         self._left = _MOST_FORWARDS * len(plan.everything)
 
@@ -50,17 +51,25 @@ class FirstLook:
     @contained
     def read(self) -> None:
         """Read the graph, once; called when the first gradient arrives."""
-        if self._reader is None:
+        reader = self._reader
+        if reader is None or self._read or self._modules:
             return
-        reader, self._reader = self._reader, None
-        self._handles.close()
-        if not self._modules:
-            self.topology = reader.read()
-            for reason in self.topology.unknown:
-                _log.info("structure: %s", reason)
+        self._read = True
+        self.topology = reader.read()
+        if not reader.is_waiting:  # else a reentrant checkpoint shows its inside while backward runs
+            self._let_go()
+        for reason in self.topology.unknown:
+            _log.info("structure: %s", reason)
 
+    @contained
     def stop(self) -> None:
-        """Give the hooks back and let go of the graph."""
+        """The step is over: give the hooks back and let go of the graph."""
+        reader = self._reader
+        self._let_go()
+        if reader is not None and self._read:
+            self.topology = reader.settle() or self.topology
+
+    def _let_go(self) -> None:
         self._handles.close()
         self._reader = None
         self._modules = ()
@@ -84,7 +93,7 @@ class FirstLook:
     def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
-            self.stop()
+            self._let_go()
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
 

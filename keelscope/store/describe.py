@@ -6,17 +6,14 @@ Used by `reader.Run`. Every string may come from an untrusted file, so the HTML 
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
 from keelscope.store.schema import SCALARS
-
-if TYPE_CHECKING:
-    from keelscope.store.reader import Run
+from keelscope.store.shown import ShownRun
 
 __all__ = ["as_html", "as_text"]
 
 
-def as_text(run: Run) -> str:
+def as_text(run: ShownRun) -> str:
     """The run in a few lines.
 
     Args:
@@ -30,7 +27,7 @@ def as_text(run: Run) -> str:
     return "\n".join([f"<Run {_name(run)}>", *(f"  {name:{width}}  {value}" for name, value in facts)])
 
 
-def as_html(run: Run) -> str:
+def as_html(run: ShownRun) -> str:
     """The run as an HTML table without styles or scripts.
 
     Args:
@@ -43,12 +40,12 @@ def as_html(run: Run) -> str:
     return f"<table><caption>Run {escape(_name(run))}</caption><tbody>{rows}</tbody></table>"
 
 
-def _name(run: Run) -> str:
+def _name(run: ShownRun) -> str:
     name = run.path.name if run.path else "in memory"
     return f"{name}, being recorded" if run.live else name
 
 
-def _facts(run: Run) -> list[tuple[str, str]]:
+def _facts(run: ShownRun) -> list[tuple[str, str]]:
     info, steps = run.info, run.steps
     model = [info.model_class, f"{info.n_parameters:,} parameters" if info.n_parameters else "", info.training_library]
     facts = [

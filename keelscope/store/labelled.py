@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from keelscope.store.layout import extra_axes
 from keelscope.store.names import OBSERVED, SITE, STEP
 from keelscope.store.schema import SCALARS, GroupSpec, Site
+from keelscope.store.shown import ShownRun
 
 if TYPE_CHECKING:
     import xarray
 
-    from keelscope.store.reader import Run
 
 __all__ = ["to_tree"]
 
 
-def to_tree(run: Run) -> xarray.DataTree:
+def to_tree(run: ShownRun) -> xarray.DataTree:
     """Read every series of a run into an xarray tree.
 
     Args:
@@ -41,7 +41,7 @@ def to_tree(run: Run) -> xarray.DataTree:
     return xarray.DataTree.from_dict(nodes)
 
 
-def _scalars(run: Run) -> xarray.Dataset:
+def _scalars(run: ShownRun) -> xarray.Dataset:
     import xarray
 
     series = [run[f"{SCALARS}/{name}"] for name in run.scalars]
@@ -49,7 +49,7 @@ def _scalars(run: Run) -> xarray.Dataset:
     return xarray.Dataset(variables, coords={STEP: series[0].steps})
 
 
-def _group(run: Run, spec: GroupSpec) -> xarray.Dataset:
+def _group(run: ShownRun, spec: GroupSpec) -> xarray.Dataset:
     import xarray
 
     variables: dict[str, tuple[Sequence[str], object, dict[str, str]]] = {}

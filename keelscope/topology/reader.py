@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from keelscope.onepass import backward, loss_of
 from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
 from keelscope.topology.listener import Listener
 from keelscope.topology.reading import Reading
 from keelscope.topology.records import Topology
+from keelscope.untouched import untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -146,18 +148,15 @@ def find(model: nn.Module, batch: object, loss_fn: Callable[[Any, Any], Tensor] 
         >>> found.schemes
         (('keel',),)
     """
-    from keelscope.oneshot import _backward, _loss
-    from keelscope.untouched import untouched
-
     reader = GraphReader(model)
     with untouched(model), ExitStack() as hooks:
         for path, module in unwrapped(model).named_modules():
             _attach(reader, clean_path(path), module, hooks)
-        loss = _loss(model, batch, loss_fn)
+        loss = loss_of(model, batch, loss_fn)
         topology = reader.read(loss)
         if not reader.is_waiting:
             return topology
-        _backward(loss)
+        backward(loss)
         return reader.settle() or topology
 
 
