@@ -49,21 +49,29 @@ class FirstLook:
 
     @contained
     def read(self) -> None:
-        """Read the graph, once; called when the first gradient arrives."""
-        if self._reader is None:
-            return
-        reader, self._reader = self._reader, None
-        self._handles.close()
-        if not self._modules:
-            self.topology = reader.read()
-            for reason in self.topology.unknown:
-                _log.info("structure: %s", reason)
+        """Read the graph, once; called when the first gradient arrives.
 
+        The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
+        """
+        if self._reader is None or self._modules or self.topology is not None:
+            return
+        reader, self._reader = self._reader, None  # let go of, should reading fail
+        self.topology = reader.read()
+        self._reader = reader
+        if not reader.is_waiting:
+            self.stop()
+
+    @contained
     def stop(self) -> None:
-        """Give the hooks back and let go of the graph."""
+        """Give the hooks back, complete what was read, and let go of the graph."""
         self._handles.close()
-        self._reader = None
         self._modules = ()
+        reader, self._reader = self._reader, None
+        if reader is None or self.topology is None:
+            return
+        self.topology = reader.settle() or self.topology
+        for reason in self.topology.unknown:
+            _log.info("structure: %s", reason)
 
     def _listen(self, path: str, module: nn.Module) -> None:
         owner = weakref.ref(self)
@@ -113,11 +121,12 @@ class AfterModule:
     owner: weakref.ref[FirstLook]
     path: str
 
-    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+    def __call__(self, module: nn.Module, *arguments: object) -> None:
         """Note what the module took and gave, by the nodes of its tensors."""
         look = self.owner()
-        if look is not None:
-            look._after(self.path, module, (args, kwargs), output)
+        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
+        if look is not None and len(arguments) == 3:
+            look._after(self.path, module, arguments[:2], arguments[2])
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
