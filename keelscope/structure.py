@@ -38,7 +38,6 @@ class FirstLook:
         self.topology: Topology | None = None
         self._reader: GraphReader | None = GraphReader(model)
         self._handles = ExitStack()
-        self._read = False
         self._modules = plan.everything
         self._left = _MOST_FORWARDS * len(plan.everything)
 
@@ -50,29 +49,29 @@ class FirstLook:
 
     @contained
     def read(self) -> None:
-        """Read the graph, once; called when the first gradient arrives."""
-        reader = self._reader
-        if reader is None or self._read or self._modules:
+        """Read the graph, once; called when the first gradient arrives.
+
+        The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
+        """
+        if self._reader is None or self._modules or self.topology is not None:
             return
-        self._read = True
+        reader, self._reader = self._reader, None  # let go of, should reading fail
         self.topology = reader.read()
-        if not reader.is_waiting:  # else a reentrant checkpoint shows its inside while backward runs
-            self._let_go()
-        for reason in self.topology.unknown:
-            _log.info("structure: %s", reason)
+        self._reader = reader
+        if not reader.is_waiting:
+            self.stop()
 
     @contained
     def stop(self) -> None:
-        """The step is over: give the hooks back and let go of the graph."""
-        reader = self._reader
-        self._let_go()
-        if reader is not None and self._read:
-            self.topology = reader.settle() or self.topology
-
-    def _let_go(self) -> None:
+        """Give the hooks back, complete what was read, and let go of the graph."""
         self._handles.close()
-        self._reader = None
         self._modules = ()
+        reader, self._reader = self._reader, None
+        if reader is None or self.topology is None:
+            return
+        self.topology = reader.settle() or self.topology
+        for reason in self.topology.unknown:
+            _log.info("structure: %s", reason)
 
     def _listen(self, path: str, module: nn.Module) -> None:
         owner = weakref.ref(self)
@@ -93,7 +92,7 @@ class FirstLook:
     def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
-            self._let_go()
+            self.stop()
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
 
@@ -122,11 +121,12 @@ class AfterModule:
     owner: weakref.ref[FirstLook]
     path: str
 
-    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+    def __call__(self, module: nn.Module, *arguments: object) -> None:
         """Note what the module took and gave, by the nodes of its tensors."""
         look = self.owner()
-        if look is not None:
-            look._after(self.path, module, (args, kwargs), output)
+        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
+        if look is not None and len(arguments) == 3:
+            look._after(self.path, module, arguments[:2], arguments[2])
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

@@ -16,7 +16,7 @@ from keelscope.models import SCHEMES, build
 from keelscope.topology import Coefficient, Topology, find
 
 PAGE = Path(__file__).parents[1] / "docs" / "topology.md"
-DEPTH = 64
+DEPTH = 16
 
 INTRODUCTION = f"""\
 # Topology
@@ -78,6 +78,21 @@ Keys are `form`, `schemes`, `site` (default: the module itself), `branch`, `norm
 ## What is found
 
 Small models of each architecture, in training mode, and every reference scheme at {DEPTH} sub-layers.
+"""
+
+
+INTERFACE = """
+## Interface
+
+::: keelscope.topology.find
+
+::: keelscope.topology.Topology
+
+::: keelscope.topology.Sublayer
+
+::: keelscope.topology.Coefficient
+
+::: keelscope.topology.GraphReader
 """
 
 
@@ -190,7 +205,7 @@ def names() -> list[str]:
 def page(found: Mapping[str, Topology]) -> str:
     """The whole page, from the topology of each model."""
     head = "| model | sub-layers | form | a | b | schemes |\n|---|---|---|---|---|---|"
-    return "\n".join([INTRODUCTION, head, *(_row(name, found[name]) for name in names())]) + "\n"
+    return "\n".join([INTRODUCTION, head, *(_row(name, found[name]) for name in names()), INTERFACE])
 
 
 def _row(name: str, found: Topology) -> str:

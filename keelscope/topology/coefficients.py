@@ -18,7 +18,7 @@ from keelscope.topology.graph import Key
 from keelscope.topology.module_calls import CallSites
 from keelscope.topology.terms import Factor, Terms
 
-__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "product", "total"]
+__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "mean", "product", "total"]
 
 _RANK = ("one", "constant", "buffer", "learnable scalar", "learnable vector", "gate (token)", "unknown")
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather"})
@@ -127,7 +127,7 @@ class Coefficients:
         self._known: dict[Factor, Coefficient] = {}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
-        self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if tensor.numel() and not tensor.is_meta}
+        self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if _is_readable(tensor)}
 
     def of(self, factors: Sequence[Factor]) -> Coefficient:
         """The product of factors as one weight; factors that drop entries at random count as 1."""
@@ -171,7 +171,7 @@ class Coefficients:
             value = getattr(node, factor.saved)
         except RuntimeError:  # changed in place since, or freed by a backward pass
             return None
-        return value.detach() if isinstance(value, Tensor) and _is_plain(value) else None
+        return value.detach() if isinstance(value, Tensor) and _is_readable(value) else None
 
     def _fixed_weight(self, factor: Factor, saved: Tensor | None) -> Coefficient:
         """A weight that needs no gradient: a number, a buffer, a frozen parameter or a dropout mask."""
@@ -179,18 +179,18 @@ class Coefficients:
             return Coefficient()
         if saved is None:
             return UNKNOWN
-        name = self._fixed.get(saved.data_ptr()) if saved.numel() else None
+        name = self._fixed.get(saved.data_ptr())
         if name is not None:
-            return Coefficient("buffer", _mean(saved), name)
+            return Coefficient("buffer", mean(saved), name)
         if saved.numel() > 1 and _is_mask(saved):
             return Coefficient()
-        value = _mean(saved)
+        value = mean(saved)
         return Coefficient() if value == 1.0 and saved.numel() == 1 else Coefficient("constant", value)
 
     def _learned(self, key: Key, saved: Tensor | None) -> Coefficient:
         graph = self._terms.graph
         leaf = graph.leaf(graph.origin(key)) if saved is None else saved
-        value = None if leaf is None else _mean(leaf.detach())
+        value = None if leaf is None else mean(leaf.detach())
         names, depends = self._leaves(key)
         name = next(filter(None, names), None)
         if depends:
@@ -223,15 +223,30 @@ class Coefficients:
         return list(names), depends
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether looking at the values of a tensor runs no code of a subclass (a DTensor would communicate)."""
-    return type(tensor) in {Tensor, nn.Parameter, nn.Buffer}
+def _is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor's values are there, and looking at them runs no code of a subclass (a DTensor communicates)."""
+    if type(tensor) not in {Tensor, nn.Parameter, nn.Buffer} or tensor.is_meta or tensor.layout != torch.strided:
+        return False
+    # FSDP frees the storage of whole parameters after the forward of a block, while the graph keeps the tensors.
+    spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + spread + 1) * tensor.element_size()
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() >= needed
 
 
-def _mean(tensor: Tensor) -> float | None:
-    if not _is_plain(tensor) or tensor.is_meta or not tensor.numel() or tensor.is_complex():
+def mean(tensor: Tensor) -> float | None:
+    """The mean of a tensor's entries.
+
+    Args:
+        tensor: any tensor that needs no gradient.
+
+    Returns:
+        The mean; None if the values are not there, or looking at them would run other code.
+    """
+    if not _is_readable(tensor) or tensor.is_complex():
         return None
-    return float(tensor) if tensor.numel() == 1 else float(tensor.double().mean())
+    if tensor.numel() == 1:
+        return float(tensor)
+    return float(tensor.mean(dtype=torch.promote_types(tensor.dtype, torch.float32)))
 
 
 def _is_mask(tensor: Tensor) -> bool:

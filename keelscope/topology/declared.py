@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from keelscope.topology.coefficients import UNKNOWN, Coefficient
+from keelscope.topology.coefficients import UNKNOWN, Coefficient, mean
 from keelscope.topology.records import Sublayer
 
 __all__ = ["Declaration", "declarations"]
@@ -115,6 +115,6 @@ def _weight(path: str, module: nn.Module, value: object) -> Coefficient:
     if isinstance(value, str):
         parameter = module.get_parameter(value)
         kind = "learnable scalar" if parameter.numel() == 1 else "learnable vector"
-        return Coefficient(kind, float(parameter.detach().double().mean()), _path(path, value))
+        return Coefficient(kind, mean(parameter.detach()), _path(path, value))
     number = float(value)  # type: ignore[arg-type]
     return Coefficient() if number == 1 else Coefficient("constant", number)

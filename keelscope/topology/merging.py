@@ -53,6 +53,7 @@ def merged(
     Returns:
         One topology.
     """
+    regions = {node: region for node, region in regions.items() if node in outline.regions}
     found: list[tuple[tuple[int, int], Sublayer, Segment]] = [
         ((number, 0), record, record.stream) for number, record in zip(outline.numbers, topology.sublayers, strict=True)
     ]

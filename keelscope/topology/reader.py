@@ -40,7 +40,7 @@ class GraphReader:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrapped(model)
-        self._forward = Listener()
+        self._forward: Listener | None = Listener()
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
@@ -87,10 +87,12 @@ class GraphReader:
             outputs: loss or outputs of the model; without any, the graph behind all outputs of modules.
 
         Returns:
-            The topology. A second call finds nothing.
+            The topology. Forwards after this one are not listened to, and a second call finds nothing.
         """
         roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
-        listener, self._forward = self._forward, Listener()
+        listener, self._forward = self._forward, None
+        if listener is None:
+            return Topology(())
         reading = Reading(*listener.graph(roots), self._model, self._entries)
         self._extras = Extras.of(self._model, listener, self._entries)
         topology = self._extras.added(reading, {})
@@ -113,6 +115,8 @@ class GraphReader:
         """Where the calls of now belong: the forward, or a region that a reentrant checkpoint runs again."""
         if torch._C._current_graph_task_id() == -1:
             return self._forward
+        if self._forward is None and not self.is_waiting:
+            return None
         node = torch._C._current_autograd_node()
         if node is None or not node.name().startswith("CheckpointFunction") or not torch.is_grad_enabled():
             return None

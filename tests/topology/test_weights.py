@@ -156,6 +156,25 @@ def test_frozen_parameter_is_a_fixed_tensor(look, stack, tokens):
     assert kinds == ["learnable scalar", "buffer", "learnable scalar"]
 
 
+def test_values_that_are_gone_are_unknown(look, stack, tokens):
+    """FSDP frees whole parameters after the forward of a block, while the graph keeps the tensors."""
+
+    class Freed(stack):
+        """Frees the weights of the branches at the end of its forward."""
+
+        def forward(self, tokens):
+            output = super().forward(tokens)
+            for block in self.blocks:
+                block.scale.untyped_storage().resize_(0)
+            return output
+
+    found = look(Freed(lambda b, x: x + b.scale * b.branch(b.norm(x))), tokens)
+    assert {(r.form, r.beta.kind, r.beta.value) for r in found.sublayers} == {
+        ("x + b F(n x)", "learnable vector", None)
+    }
+    assert found.schemes == (("layerscale",),)
+
+
 @pytest.mark.parametrize("module", [False, True])
 @pytest.mark.parametrize("rate", [0.3, 0.9])
 def test_dropout_is_no_weight(module, rate, middle):

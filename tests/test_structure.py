@@ -1,0 +1,88 @@
+"""The residual structure that a recording finds in its first step, without a forward or backward of its own."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import keelscope as ks
+from keelscope.models import build
+
+
+class Block(nn.Module):
+    """A residual block that joins in place, on a view, or under a checkpoint."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.norm, self.rise, self.fall = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+        self.kind, self.runs = kind, 0
+
+    def forward(self, x):
+        if self.kind == "reentrant":
+            return checkpoint(self.plain, x, use_reentrant=True)
+        if self.kind == "non-reentrant":
+            return checkpoint(self.plain, x, use_reentrant=False)
+        if self.kind == "in place":
+            z = self.fall(F.gelu(self.rise(self.norm(x))))
+            z += x
+            return z
+        return self.plain(x)
+
+    def plain(self, x):
+        self.runs += 1
+        return self.norm(2.0 * x + self.fall(F.gelu(self.rise(x))))
+
+
+def net(kind):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(20, 8), *[Block(kind) for _ in range(3)], nn.Linear(8, 20))
+
+
+def train(model, tokens, steps=2):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for _ in range(2):
+            model(tokens).square().mean().backward()
+        yield
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "alpha"),
+    [
+        ("plain", "n(a x + F(x))", 2.0),
+        ("non-reentrant", "n(a x + F(x))", 2.0),
+        ("reentrant", "n(a x + F(x))", 2.0),
+        ("in place", "x + F(n x)", 1.0),
+    ],
+)
+def test_sublayers_of_a_recording(kind, form, alpha):
+    model, tokens = net(kind), torch.arange(12).view(2, 6)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ks.watch(model, optimizer=optimizer) as watch:
+        for _ in range(2):
+            for _ in range(2):
+                model(tokens).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for _ in train(plain, tokens):
+        pass
+    assert [(s.form, s.alpha) for s in watch.run.info.sublayers] == [(form, pytest.approx(alpha))] * 3
+    assert [s.branch for s in watch.run.info.sublayers] == [f"{i}.fall" for i in (1, 2, 3)]
+    assert all(torch.equal(p, q) for p, q in zip(plain.parameters(), model.parameters(), strict=True))
+    assert [block.runs for block in model[1:4]] == [block.runs for block in plain[1:4]]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_report_of_a_reference_model():
+    model = build("keel", depth=6, width=8, heads=2)
+    run = ks.report(model, torch.arange(12).view(2, 6), lambda output, _: output.square().mean()).run
+    assert [s.form for s in run.info.sublayers][1:3] == ["n(x + F(n x))", "n(a x + F(n x))"]
+    assert [s.alpha for s in run.info.sublayers] == [1, 1, 6, 6, 6, 6]
