@@ -28,8 +28,8 @@ FUSED_ADDITIONS = frozenset({"Addmm", "Baddbmm"})
 
 _SUFFIX = re.compile(r"Backward(\d*|Legacy)$")
 _HEAVY = re.compile(
-    r"^(\w*[Mm]m|\w*[Mm]v|Addr|Dot|Vdot|Outer|Bilinear|Cdist\w*|\w*Convolution\w*|\w*Conv[A-Z\d]\w*|Embedding\w*"
-    r"|\w*Attention\w*|\w*Rnn\w*|\w*Lstm\w*|Fft\w*|LinalgMatmul\w*|(Mkldnn|Quantized)?Linear|\w*MatMul\w*)$"
+    r"^(\w*[Mm]m|\w*[Mm]v|Addr|Dot|Vdot|Trilinear|Cdist\w*|\w*Convolution\w*|\w*Conv[A-Z\d]\w*|Embedding\w*"
+    r"|\w*(Attention|Attn)\w*|\w*Rnn\w*|\w*(Lstm|Gru)\w*|Fft\w*|(Mkldnn)?Linear|\w*MatMul\w*)$"
 )
 _NORM = re.compile(r"\w*(LayerNorm|RmsNorm|RMSNorm|GroupNorm|BatchNorm|InstanceNorm)\w*")
 _SAME_ENTRIES = frozenset(
