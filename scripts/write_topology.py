@@ -30,11 +30,11 @@ declared, and no forward of its own is run.
 ```python
 from keelscope import topology
 
-found = topology.find(model, batch, loss_fn)   # or during a recording: run.info.sublayers
-found.sublayers[0].form                        # 'n(a x + F(n x))'
-found.sublayers[0].alpha                       # kind, value, parameter
-found.schemes                                  # per stream: names of the schemes that all its sub-layers follow
-found.unknown                                  # what could not be read, and why
+found = topology.find(model, batch, loss_fn)  # or during a recording: run.info.sublayers
+found.sublayers[0].form  # 'n(a x + F(n x))'
+found.sublayers[0].alpha  # kind, value, parameter
+found.schemes  # per stream: names of the schemes that all its sub-layers follow
+found.unknown  # what could not be read, and why
 ```
 
 ## What counts
