@@ -56,6 +56,11 @@ class ModuleHooks:
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
         """Called with every gradient that arrives, before it is measured."""
+        self.untracked = True
+        """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
+        that a checkpointed region repeats."""
+        self.missed = False
+        """Whether a region repeated a call that was not recorded."""
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
@@ -95,7 +100,7 @@ class ModuleHooks:
     @contained
     def _after_forward(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
         start = time.perf_counter()
-        if self._modules[site]() is module and not _is_tracing():
+        if self._modules[site]() is module and self._looks():
             self.on_module(module)
             self._record(site, module, inputs, output)
         self.seconds += time.perf_counter() - start
@@ -117,6 +122,7 @@ class ModuleHooks:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
         if in_backward():
             latest = next((c for c in reversed(step.calls) if c.site == site and not c.recomputed), None)
+            self.missed |= latest is None
             if latest is None or latest.tracked:
                 return None
             latest.recomputed = True
@@ -130,13 +136,17 @@ class ModuleHooks:
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input before the module can change it in place."""
-        if in_backward() or _is_tracing():
+        if in_backward() or not self._looks():
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
         leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT) else []
         if leaves:
             inputs = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
             self._inputs.setdefault(site, []).append(inputs)
+
+    def _looks(self) -> bool:
+        """Whether this forward is one to record."""
+        return (self.untracked or torch.is_grad_enabled() or in_backward()) and not _is_tracing()
 
     def _due(self, site: int, *taps: Tap) -> bool:
         """Whether a probe looks at any of these taps of the site on this step."""

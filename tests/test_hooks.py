@@ -370,6 +370,21 @@ class TestRecomputation:
         }
         assert {e.path: e.status for e in plain.coverage} == {e.path: e.status for e in recomputed.coverage}
 
+    def test_reentrant_checkpointing_turned_on_later(self):
+        """Its first step goes without the inside of the region, the following ones do not."""
+        model = self.Net(None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+            for step in range(5):
+                model.mode = True if step >= 2 else None
+                with torch.no_grad():
+                    model.body(batch(5, 8))
+                model(batch(5, 4)).square().mean().backward()
+                optimizer.step()
+        inside = np.isfinite(watch.run["gradients/norm"].of("body.3").values[:, 0])
+        assert inside.tolist() == [True, True, False, True, True]
+        assert np.isfinite(watch.run["gradients/norm"].of("last").values).all()
+
     def test_calls_of_a_shared_checkpointed_block_keep_their_order(self):
         def events(mode):
             model = self.Net(mode, shared=True).eval()

@@ -209,6 +209,24 @@ def test_validation_stays_out(every):
     assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
 
 
+def test_validation_is_not_measured():
+    """Once a step has shown how the model trains, forwards without gradient cost nothing and hold no memory."""
+    seen = []
+    probe = TensorProbe("p", Tap.OUTPUT, (RMS,), views=lambda tensors, _: (seen.append(1), tensors)[1])
+    model = mlp()
+    optimizer = sgd(model)
+    with ks.watch(model, optimizer=optimizer, sites="all", probes=[probe]) as watch:
+        for step in range(3):
+            model(batch(step)).sum().backward()
+            optimizer.step()
+            before = len(seen)
+            with torch.no_grad():
+                for _ in range(5):
+                    model(batch())
+            assert len(seen) - before == (20 if step == 0 else 0)
+    assert watch.run["p/rms"].steps.tolist() == [0, 1, 2]
+
+
 def test_a_model_that_only_runs_forward_has_a_row():
     model = mlp()
     with ks.watch(model, sites="all") as watch, torch.no_grad():
