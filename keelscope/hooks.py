@@ -48,7 +48,7 @@ class ModuleHooks:
         self._record_for = record_for
         self._handles = ExitStack()
         self._on_leaves = ExitStack()
-        self._inputs: dict[int, TermSlots] = {}
+        self._inputs: dict[int, list[TermSlots]] = {}
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
@@ -56,6 +56,11 @@ class ModuleHooks:
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
         """Called with every gradient that arrives, before it is measured."""
+        self.untracked = True
+        """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
+        that a checkpointed region repeats."""
+        self.missed = False
+        """Whether a region repeated a call that was not recorded."""
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
@@ -63,6 +68,7 @@ class ModuleHooks:
     def begin(self) -> None:
         """Start a step: hooks on tensors that outlive the one before are given back."""
         self._on_leaves.close()
+        self._inputs.clear()
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
@@ -75,15 +81,14 @@ class ModuleHooks:
                 self._attach_to(site, module)
 
     def _attach_to(self, site: int, module: nn.Module) -> None:
-        owner = weakref.ref(self)
         try:
-            handle = module.register_forward_hook(ForwardHook(owner, site), with_kwargs=True)
+            handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
         except (RuntimeError, AttributeError) as error:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
             return
         self._handles.callback(handle.remove)
         if any(probe.tap is Tap.INPUT for probe in self._probes[site]):
-            handle = module.register_forward_pre_hook(InputHook(owner, site), with_kwargs=True)
+            handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
             self._handles.callback(handle.remove)
 
     def detach(self) -> None:
@@ -95,7 +100,7 @@ class ModuleHooks:
     @contained
     def _after_forward(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
         start = time.perf_counter()
-        if self._modules[site]() is module and not _is_tracing():
+        if self._modules[site]() is module and self._looks():
             self.on_module(module)
             self._record(site, module, inputs, output)
         self.seconds += time.perf_counter() - start
@@ -117,24 +122,31 @@ class ModuleHooks:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
         if in_backward():
             latest = next((c for c in reversed(step.calls) if c.site == site and not c.recomputed), None)
+            self.missed |= latest is None
             if latest is None or latest.tracked:
                 return None
             latest.recomputed = True
             return latest
         tracked = any(tensor.requires_grad for _, tensor in leaves)
-        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=self._inputs.pop(site, {}))
+        waiting = self._inputs.get(site)  # several where a module calls itself
+        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=waiting.pop() if waiting else {})
         step.calls.append(call)
         return call
 
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input before the module can change it in place."""
-        if in_backward():
+        if in_backward() or not self._looks():
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
         leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT) else []
         if leaves:
-            self._inputs[site] = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
+            inputs = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
+            self._inputs.setdefault(site, []).append(inputs)
+
+    def _looks(self) -> bool:
+        """Whether this forward is one to record."""
+        return (self.untracked or torch.is_grad_enabled() or in_backward()) and not _is_tracing()
 
     def _due(self, site: int, *taps: Tap) -> bool:
         """Whether a probe looks at any of these taps of the site on this step."""
@@ -227,16 +239,18 @@ class GradientHook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardHook:
-    """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place."""
+    """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place.
 
-    owner: weakref.ref[ModuleHooks]
+    It keeps the watch alive as long as the model, also where nobody holds what ``watch()`` returned.
+    """
+
+    owner: ModuleHooks
     site: int
 
     def __call__(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         """Measure the output; returning None leaves it as it is."""
-        hooks = self.owner()
-        if hooks is not None and hooks.attached:
-            hooks._after_forward(self.site, module, (args, kwargs), output)
+        if self.owner.attached:
+            self.owner._after_forward(self.site, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
@@ -246,14 +260,13 @@ class ForwardHook:
 class InputHook:
     """The hook before one module, where a probe looks at inputs. Copies like `ForwardHook`."""
 
-    owner: weakref.ref[ModuleHooks]
+    owner: ModuleHooks
     site: int
 
     def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input; returning None leaves it as it is."""
-        hooks = self.owner()
-        if hooks is not None and hooks.attached:
-            hooks._before_forward(self.site, module, args, kwargs)
+        if self.owner.attached:
+            self.owner._before_forward(self.site, module, args, kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

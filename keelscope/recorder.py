@@ -162,6 +162,9 @@ class Recorder:
             row.values[group] |= {key: values[axis] for key, values in found.items()}
             if not probe.tap.of_module:
                 row.observed[group] = seen[axis] | row.observed.get(group, False)
+        if step.saw_forward and not self._keep_calls:
+            self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
+            self.modules.missed = False
         self._note_coverage(step)
         if self._keep_calls:
             self._keep(step, fetched)

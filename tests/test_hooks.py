@@ -305,6 +305,22 @@ class TestRepeatedCalls:
         assert len({values.of(path).values[0, 0] for path in ("0", "1", "2")}) == 1
         assert all(len(watch.calls[path][0].leaves[""]) == 1 for path in ("0", "1", "2"))
 
+    def test_a_module_that_calls_itself_keeps_its_inputs_apart(self):
+        class Recursive(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.layer = nn.Linear(4, 4)
+
+            def forward(self, x, depth=2):
+                return self.layer(x if depth == 0 else self(2 * x, depth - 1))
+
+        x = batch(5, 4)
+        watch = recorded(Recursive(), lambda model: model(x).sum())
+        got = [call.inputs["max_abs"] for call in watch.calls[""]]
+        largest = x.abs().max().item()
+        assert got == pytest.approx([4 * largest, 2 * largest, largest], rel=1e-6), "the innermost call ends first"
+
 
 class TestRecomputation:
     class Net(nn.Module):
@@ -353,6 +369,21 @@ class TestRecomputation:
             path: len(calls) for path, calls in plain.calls.items()
         }
         assert {e.path: e.status for e in plain.coverage} == {e.path: e.status for e in recomputed.coverage}
+
+    def test_reentrant_checkpointing_turned_on_later(self):
+        """Its first step goes without the inside of the region, the following ones do not."""
+        model = self.Net(None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+            for step in range(5):
+                model.mode = True if step >= 2 else None
+                with torch.no_grad():
+                    model.body(batch(5, 8))
+                model(batch(5, 4)).square().mean().backward()
+                optimizer.step()
+        inside = np.isfinite(watch.run["gradients/norm"].of("body.3").values[:, 0])
+        assert inside.tolist() == [True, True, False, True, True]
+        assert np.isfinite(watch.run["gradients/norm"].of("last").values).all()
 
     def test_calls_of_a_shared_checkpointed_block_keep_their_order(self):
         def events(mode):
@@ -589,14 +620,20 @@ class TestOddCalls:
         reasons = {entry.path: entry.reason for entry in watch.coverage if entry.what == "module"}
         assert "functorch transform" in reasons["0"]
 
-    def test_tracing_and_scripting(self):
+    def test_tracing_and_export(self):
+        """What compilers run to look at the model is no call."""
         model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
-        with ks.watch(model, sites="all") as watch, warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            traced = torch.jit.trace(model, torch.ones(2, 3))
+        with ks.watch(model, sites="all", probes=["default", "inputs"], calls=True) as watch:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                traced = torch.jit.trace(model, torch.ones(2, 3), check_trace=False)
+            torch.fx.symbolic_trace(model)
+            exported = torch.export.export(model, (torch.ones(2, 3),)).module()
             model(batch(2, 3)).sum().backward()
             watch.step()
         assert torch.equal(traced(torch.ones(2, 3)), model(torch.ones(2, 3)))
+        assert torch.equal(exported(torch.ones(2, 3)), model(torch.ones(2, 3)))
+        assert {path: len(calls) for path, calls in watch.calls.items()} == {"": 1, "0": 1, "1": 1}
         assert np.isfinite(watch.run["gradients/norm"].of("0").values).all()
 
     def test_scripted_module_takes_no_hooks_and_says_so(self):

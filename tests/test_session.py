@@ -209,6 +209,24 @@ def test_validation_stays_out(every):
     assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
 
 
+def test_validation_is_not_measured():
+    """Once a step has shown how the model trains, forwards without gradient cost nothing and hold no memory."""
+    seen = []
+    probe = TensorProbe("p", Tap.OUTPUT, (RMS,), views=lambda tensors, _: (seen.append(1), tensors)[1])
+    model = mlp()
+    optimizer = sgd(model)
+    with ks.watch(model, optimizer=optimizer, sites="all", probes=[probe]) as watch:
+        for step in range(3):
+            model(batch(step)).sum().backward()
+            optimizer.step()
+            before = len(seen)
+            with torch.no_grad():
+                for _ in range(5):
+                    model(batch())
+            assert len(seen) - before == (20 if step == 0 else 0)
+    assert watch.run["p/rms"].steps.tolist() == [0, 1, 2]
+
+
 def test_a_model_that_only_runs_forward_has_a_row():
     model = mlp()
     with ks.watch(model, sites="all") as watch, torch.no_grad():
@@ -593,6 +611,30 @@ class TestLifecycle:
 
             train(3)
             assert train(2) == train(20)
+
+    @pytest.mark.filterwarnings("ignore:watch\\(\\) was given no optimizer")
+    def test_a_watch_that_nobody_holds_records(self, tmp_path):
+        """It lives as long as the model, and the next one closes it."""
+        model = mlp()
+        ks.watch(model, tmp_path / "run.h5")
+        gc.collect()
+        for step in range(3):
+            model.zero_grad()
+            model(batch(step)).sum().backward()
+        with pytest.warns(RecordingWarning, match="already watched"):
+            ks.watch(model).close()
+        with ks.open_run(tmp_path / "run.h5") as run:
+            assert run["gradients/norm"].steps.tolist() == [0, 1, 2]
+
+    def test_a_model_that_is_dropped_takes_its_watch_along(self):
+        model = mlp()
+        watch = weakref.ref(ks.watch(model, sites="all"))
+        model(batch()).sum().backward()
+        reference = weakref.ref(model)
+        del model
+        gc.collect()
+        assert reference() is None
+        assert watch() is None
 
     def test_unclosed_file_is_complete_after_exit(self, tmp_path):
         code = f"""
