@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -22,6 +23,8 @@ from keelscope.store.schema import Row, RunLayout
 from keelscope.store.writer import RunWriter
 
 __all__ = ["STANDARD_SCALARS", "Journal", "as_number", "check_destination"]
+
+_log = logging.getLogger(__name__)
 
 STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 
@@ -59,6 +62,10 @@ class Journal:
         """Whether the step already has that scalar, or is written."""
         return step <= self._written or name in self._scalars.get(step, {})
 
+    def takes(self, name: str) -> bool:
+        """Whether a scalar of that name can still be stored: a file's columns are fixed by its first row."""
+        return not self._known or name in self._known
+
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Attach scalars to a step; too late for one that is written, which warns."""
         if step <= self._written:
@@ -83,7 +90,6 @@ class Journal:
         for step in sorted(step for step in {*self._values, *self._scalars} if self._written < step < before):
             scalars = self._scalars.pop(step, {})
             writer = self._writer or self._create(scalars)
-            self._warn_unknown(scalars)
             known = {name: value for name, value in scalars.items() if name in self._known}
             writer.append(
                 Row(step, self._clock.pop(step), self._values.pop(step, {}), known, self._observed.pop(step, {}))
@@ -128,7 +134,7 @@ class Journal:
     def _file_or_memory(self, path: str | Path, layout: RunLayout) -> RunWriter | MemoryWriter:
         """A disk that fails when the first row is complete may not stop a training that runs."""
         try:
-            return RunWriter(path, layout, exists=self._exists)  # type: ignore[arg-type]
+            writer = RunWriter(path, layout, exists=self._exists)  # type: ignore[arg-type]
         except (RunFileError, UsageError) as error:
             warnings.warn(
                 f"{error} The run is kept in memory instead: read it from watch.run before the process ends.",
@@ -136,6 +142,9 @@ class Journal:
                 stacklevel=7,
             )
             return MemoryWriter(layout)
+        if writer.path.name != Path(path).name:
+            _log.warning("keelscope: %s exists; this run is recorded to %s (watch.path)", path, writer.path.name)
+        return writer
 
     def _warn_late(self, step: int, scalars: Mapping[str, float]) -> None:
         if not self._late:
@@ -145,17 +154,6 @@ class Journal:
                 "before looking at watch.run, watch.calls or watch.gradients.",
                 RecordingWarning,
                 stacklevel=4,
-            )
-
-    def _warn_unknown(self, scalars: Mapping[str, float]) -> None:
-        new = sorted(set(scalars) - set(self._known))
-        if new:
-            self._known = (*self._known, *new)
-            warnings.warn(
-                f"Scalars {new} are not recorded: a run file's columns are fixed by its first row; log them on the "
-                "first recorded step (NaN will do).",
-                RecordingWarning,
-                stacklevel=5,
             )
 
 
@@ -197,15 +195,16 @@ def as_number(name: str, value: object) -> float:
         The number; NaN and Inf are kept.
 
     Raises:
-        UsageError: if it is not one real number, or the name cannot be an HDF5 and netCDF name.
+        UsageError: if it is not one real number, or the name is no identifier.
     """
     if not name.isidentifier():
         raise UsageError(f"log({name}=...): the name must be a Python identifier.")
     number: float | None
     try:
         number = float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = None
     if number is None or (isinstance(value, str) and not math.isfinite(number)):
-        raise UsageError(f"log({name}=...) takes one real number; got {type(value).__name__}.")
+        shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+        raise UsageError(f"log({name}=...) takes one real number; got {type(value).__name__}{shape}.")
     return number

@@ -49,7 +49,10 @@ def _called(loss_fn: LossFunction, output: object, batch: object) -> object:
     except KeelscopeError:
         raise
     except Exception as error:
-        raise LossError(f"the loss function raised {type(error).__name__}: {_first_line(error)}") from error
+        raise LossError(
+            f"the loss function raised {type(error).__name__}: {_first_line(error)}; it is called as "
+            "loss_fn(output, batch) with the whole batch."
+        ) from error
 
 
 def _forward(model: nn.Module, batch: object) -> object:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from keelscope import openwatches
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
-from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
+from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number, check_destination
 from keelscope.layout import draw_layout
 from keelscope.probe import Probe, Tap, group_of, resolve_probes
@@ -37,6 +37,8 @@ from keelscope.store.schema import CoverageEntry, RunLayout
 from keelscope.structure import count_sublayers, describe
 
 __all__ = ["Watch", "watch"]
+
+_MOST_WASTED = 4
 
 
 def watch(  # noqa: PLR0913 - the public interface: every option has a default and a name
@@ -119,6 +121,10 @@ class Watch:
         self._explicit = bool(optimizers)
         self._optimizers = optimizers
         self._step = 0
+        self._left_out: set[str] = set()
+        self._in_closure = False
+        self._wasted = 0
+        self._counted = False
         self._recording = False
         self._complete = False
         self._closed = False
@@ -168,15 +174,28 @@ class Watch:
     def log(self, **scalars: object) -> None:
         """Store numbers beside the step that was last completed, or is running.
 
+        What cannot be stored is left out with one warning per name: a wrong number does not end a training. The names
+        are fixed by the first recorded step; log a value that comes later as NaN there.
+
         Args:
             scalars: ``name=number``, for example ``loss=loss``; one-entry tensors are welcome.
-
-        Raises:
-            UsageError: if a value is not one number, or a name is no identifier.
         """
-        numbers = {name: as_number(name, value) for name, value in scalars.items()}
-        for name, number in numbers.items():
-            self._journal.log(self._places.of(name, self._clock.completed, self._begun()), {name: number})
+        for name, value in scalars.items():
+            try:
+                number = as_number(name, value)
+            except UsageError as error:
+                self._leave_out(name, str(error))
+                continue
+            if self._closed or not self._journal.takes(name):
+                why = "the watch is closed" if self._closed else "a run's names are fixed by its first recorded step"
+                self._leave_out(name, f"log({name}=...) is not recorded: {why}.")
+            else:
+                self._journal.log(self._places.of(name, self._clock.completed, self._begun()), {name: number})
+
+    def _leave_out(self, name: str, why: str) -> None:
+        if name not in self._left_out:
+            self._left_out.add(name)
+            warnings.warn(why, RecordingWarning, stacklevel=3)
 
     def close(self) -> None:
         """Write the last row, take every hook off the model and close the file. Safe to call twice."""
@@ -264,16 +283,29 @@ class Watch:
             return not self._complete
         if self._complete:
             self._next_row()
-        elif (
-            not self._explicit
-            and self._recorder.current.saw_backward
-            and not self._recorder.parameters.still_accumulating()
-        ):
-            self._close_unseen_step()
+        elif self._recorder.current.saw_backward and not self._recorder.parameters.still_accumulating():
+            self._step_not_seen()
         return True
+
+    def _step_not_seen(self) -> None:
+        """Gradients were used or cleared, but nobody said that a step is complete."""
+        if not self._explicit:
+            self._close_unseen_step()
+            return
+        if self._counted or self._clock.partial or not self._optimizers:
+            return
+        self._counted = True  # until the next backward pass: this is asked at every module
+        self._wasted += 1
+        if self._wasted == _MOST_WASTED:
+            self._leave_out(
+                "",
+                "Gradients were cleared several times without a step of the optimizer that watch() was given; is it "
+                "the one that trains this model? Until it steps, everything is one row.",
+            )
 
     def _backward_begins(self) -> None:
         """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
+        self._counted = self._in_closure
         if self._complete and not self._recorder.current.calls:
             self._next_row()
 
@@ -293,6 +325,7 @@ class Watch:
     def _before_step(self, optimizer: Optimizer, closure: bool) -> None:
         if self._complete and not self._clock.partial:
             self._next_row()
+        self._counted = self._in_closure = closure
         if self._recording and not self._complete:
             self._recorder.before_step(optimizer, closure=closure)
 
@@ -305,6 +338,7 @@ class Watch:
 
     def _end_step(self) -> None:
         """A step is complete: keep its row for `log`, and take the hooks off unless the next step is recorded."""
+        self._wasted, self._in_closure = 0, False
         following = self._schedule.records(self._clock.completed)
         if self._recording and not self._complete:
             self._complete = True

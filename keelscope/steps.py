@@ -37,8 +37,9 @@ def _as_optimizer(candidate: object) -> Optimizer:
     inner = candidate
     while not hasattr(inner, "register_step_pre_hook") and hasattr(inner, "optimizer"):
         inner = inner.optimizer
-    if not hasattr(inner, "register_step_pre_hook"):
-        raise UsageError(f"optimizer= takes torch optimizers; got {type(candidate).__name__}.")
+    if isinstance(inner, type) or not hasattr(inner, "register_step_pre_hook"):
+        what = f"the class {inner.__name__}" if isinstance(inner, type) else type(candidate).__name__
+        raise UsageError(f"optimizer= takes torch optimizers; got {what}.")
     return inner  # type: ignore[return-value]
 
 

@@ -776,7 +776,7 @@ class TestFiles:
                     watch.log(loss=step, **({"late": 1} if step >= 2 else {}))
             return watch
 
-        with pytest.warns(RecordingWarning, match=r"\['late'\] are not recorded.*first row") as caught:
+        with pytest.warns(RecordingWarning, match=r"log\(late=\.\.\.\) is not recorded.*first recorded step") as caught:
             watch = loop()
         assert len(caught) == 1
         assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
@@ -820,15 +820,35 @@ class TestMessages:
         ("name", "value", "message"),
         [
             ("loss", "low", r"log\(loss=\.\.\.\) takes one real number; got str"),
-            ("loss", torch.ones(2), r"log\(loss=\.\.\.\) takes one real number; got Tensor"),
+            ("loss", 10**400, r"takes one real number; got int"),
+            ("loss", torch.ones(2), r"log\(loss=\.\.\.\) takes one real number; got Tensor of shape \[2\]"),
             ("loss", 1j, r"takes one real number; got complex"),
             ("loss", None, r"takes one real number; got NoneType"),
             ("val/loss", 1.0, r"the name must be a Python identifier"),
         ],
     )
     def test_unusable_scalars(self, name, value, message):
-        with ks.watch(mlp()) as watch, pytest.raises(UsageError, match=message):
+        """A wrong number ends no training: it is left out, with one warning."""
+        with ks.watch(mlp()) as watch:
+            with pytest.warns(RecordingWarning, match=message):
+                watch.log(**{name: value})
             watch.log(**{name: value})
+
+    def test_optimizer_of_another_model(self):
+        model, other = mlp(), sgd(mlp())
+
+        def loop() -> None:
+            with ks.watch(model, optimizer=other):
+                for step in range(6):
+                    model(batch(step)).sum().backward()
+                    model.zero_grad()
+
+        with pytest.warns(RecordingWarning, match=r"is it the one that trains this model"):
+            loop()
+
+    def test_optimizer_class(self):
+        with pytest.raises(UsageError, match=r"got the class SGD"):
+            ks.watch(mlp(), optimizer=torch.optim.SGD)
 
     def test_usable_scalars(self):
         model = mlp()

@@ -29,11 +29,12 @@ __all__ = [
 ]
 
 PIPE_WIDTH = 120
+LEAST_WIDTH = 40
 Row = Mapping[str, str]
 
 
 def stdout_console() -> Console:
-    """A console on stdout: coloured on a terminal, plain and unwrapped in a pipe.
+    """A console on stdout: coloured on a terminal, plain and as wide as ``COLUMNS`` says in a pipe.
 
     Returns:
         A new console on the present ``sys.stdout``.
@@ -54,7 +55,9 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else PIPE_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    piped = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else PIPE_WIDTH
+    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else piped)
 
 
 def invocation(program: str) -> str:

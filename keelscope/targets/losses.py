@@ -24,7 +24,7 @@ DOCS = {
     "output.loss": "the loss that the model itself returns",
     "sum": "the sum of the first floating output",
     "lm": "next-token cross entropy",
-    "cross_entropy": "cross entropy against the batch's targets",
+    "cross_entropy": "cross entropy against the batch's targets, or random ones where an --input has none",
     "regression": "mean square of the first floating output minus fixed unit noise",
 }
 
@@ -131,6 +131,9 @@ def _lm(output: object, batch: object) -> Tensor:
 
 def _cross_entropy(output: object, batch: object) -> Tensor:
     scores, targets = _scores(output), _targets(batch)
+    if targets is None and scores is not None and not isinstance(batch, (tuple, dict)):
+        generator = torch.Generator().manual_seed(NOISE_SEED)  # the batch has no labels: any will show the gradient
+        targets = torch.randint(scores.shape[-1], scores.shape[:-1], generator=generator).to(scores.device)
     if targets is None:
         raise LossError("loss cross_entropy needs integer targets as the last entry of a tuple batch; give --batch.")
     if scores is None or not _fits(scores, targets):

@@ -98,7 +98,12 @@ def test_half_precision_output():
     [
         ("lm", scores(2, 4, 5), None, "needs int64 tokens [batch, position] and logits"),
         ("lm", scores(2, 4, 3), TOKENS, "found int64[2, 4] and float32[2, 4, 3]; use another --loss"),
-        ("cross_entropy", scores(2, 5), torch.zeros(2, 5), "needs integer targets as the last entry of a tuple batch"),
+        (
+            "cross_entropy",
+            scores(2, 5),
+            (None, torch.zeros(2, 5)),
+            "needs integer targets as the last entry of a tuple",
+        ),
         ("cross_entropy", scores(2, 5), (None, torch.tensor([9, 1])), "cannot match scores float32[2, 5]"),
         ("sum", torch.zeros(3), None, "no floating tensor that requires a gradient"),
         ("auto", {"ids": TOKENS}, None, "no floating tensor that requires a gradient"),
@@ -144,3 +149,12 @@ def test_unknown_names():
         choose("mse")
     with pytest.raises(TargetError, match="no module nowhere_at_all"):
         choose("nowhere_at_all:f")
+
+
+def test_cross_entropy_draws_targets_where_the_input_has_none():
+    output = scores(4, 10)
+    loss = choose("cross_entropy")
+    value = loss(output, torch.zeros(4, 3))
+    assert value.item() == choose("cross_entropy")(output, torch.zeros(4, 3)).item()
+    (gradient,) = torch.autograd.grad(value, output)
+    assert (gradient.abs().sum(-1) > 0).all()
