@@ -112,7 +112,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         abort(400, "from is not a bin of this tile.")
     part = tile.since(start)
     codes, unit = encode_deviations(part.deviations, part.kinds)
-    labels = list(axis.labels) if start == 0 else None
+    labels, depths = (list(axis.labels), list(axis.depths)) if start == 0 else (None, None)
     header = {
         "from": start,
         "bins": len(tile),
@@ -122,6 +122,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "unit": unit,
         **version,
         "labels": labels,
+        "depths": depths,
         "reference": panel.reference,
     }
     arrays: dict[str, NDArray[Any]] = {

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from keelscope.errors import RunFileError, RunNotFoundError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,7 +38,32 @@ def dash(
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser window.")] = True,
 ) -> None:
     """Show runs in the browser, also while they are being written."""
+    _check(runs or [])
     _serve(runs or [Path("runs")], hosts=allowed_host or [], host=host, port=port, browser=browser)
+
+
+def _check(named: Sequence[Path]) -> None:
+    """Refuse paths that do not exist, and files that are no runs unless something else was named with them."""
+    for path in named:
+        if not path.exists():
+            raise RunNotFoundError(f"{path} does not exist; name a run file or a folder of run files.")
+    refused = [error for path in named if path.is_file() and (error := _refusal(path))]
+    if refused and len(refused) == len(named):
+        raise refused[0]
+    for error in refused:
+        sentence = f"{error.strerror}: {error.filename}." if error.filename is not None else str(error)
+        typer.echo(f"keelscope: note: {sentence}", err=True)
+
+
+def _refusal(path: Path) -> RunFileError | None:
+    """Why a file cannot be opened as a run, None if it can."""
+    from keelscope.store.reader import open_run
+
+    try:
+        open_run(path).close()
+    except RunFileError as error:
+        return error
+    return None
 
 
 def _serve(targets: Sequence[Path], *, hosts: Sequence[str], host: str, port: int, browser: bool) -> None:

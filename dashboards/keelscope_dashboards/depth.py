@@ -37,7 +37,7 @@ def run_axis(run: Run, group: str) -> LayerAxis:
         if row >= 0:
             members[row].append(i)
     labels, types = zip(*((site.path, site.kind) for site in chain.sites), strict=True) if chain.sites else ((), ())
-    return LayerAxis(labels, types, _frozen(members), chain.unit)
+    return LayerAxis(labels, types, _frozen(members), chain.unit, tuple(int(depth) for depth in chain.depth))
 
 
 def _row_of(site: Site, rows: dict[str, int]) -> int:

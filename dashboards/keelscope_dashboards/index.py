@@ -107,9 +107,8 @@ def _named(targets: Sequence[Path]) -> list[tuple[Path, str]]:
 
 
 def _run_files(target: Path) -> Iterator[Path]:
-    if target.suffix in SUFFIXES:
-        if target.is_file():
-            yield target
+    if target.is_file():
+        yield target
         return
     root = os.path.realpath(target)
     for folder, names, files in os.walk(target):

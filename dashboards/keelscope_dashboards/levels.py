@@ -46,7 +46,9 @@ class LayerAxis:
     members: tuple[tuple[int, ...], ...]
     """Indices on the site axis that make up each layer."""
     unit: str = "layer"
-    """What one layer is: sub-layer, block, module, or just a layer."""
+    """What depth counts: sub-layers, blocks, modules, or just layers."""
+    depths: tuple[int, ...] = ()
+    """Depth of each layer in that unit, as the report has it; empty where it is 1, 2, 3, ..."""
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -104,9 +104,13 @@ def _profile_figures(report: Report) -> list[Figure | None]:
     name = profile.title[0].upper() + profile.title[1:]
     lost = f"{profile.shape.total:+.2f}".replace("-", MINUS)
     levels = _ends(profile.shape.levels.tolist())
+    ends = (
+        f"{name} of the first layer over that of the last, end to end. "
+        "The factor in the sentence follows from the slope, which is fitted to the middle of the depth."
+    )
     return [
         Figure("Decades lost", lost, f"{name}: slope times depth, positive when it shrinks towards the input."),
-        _ratio("Input ÷ output", tuple(10**level for level in levels), f"{name} of the first layer over the last."),
+        _ratio("First ÷ last", tuple(10**level for level in levels), ends),
     ]
 
 

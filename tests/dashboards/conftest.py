@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +29,17 @@ from keelscope_dashboards.verdicts import Judge
 PER_LAYER = ("attn.weight", "attn.bias")
 
 
-def layout_of(layers: int, *, title: str = "run", scheme: str = "keel", planned: int = 0) -> RunLayout:
-    """A stack of `layers` sub-layers, an embedding before it, two parameters in each."""
+def layout_of(
+    layers: int, *, title: str = "run", scheme: str = "keel", planned: int = 0, sublayers: int | None = 1
+) -> RunLayout:
+    """A stack of `layers` entries (none known if `sublayers` is None) after an embedding, two parameters in each."""
+
+    def place(i: int) -> tuple[str, str, int]:
+        return ("other", "", -1) if sublayers is None else ("layer", "sublayers", i)
+
     modules = (
         Site("embedding", "Embedding", numel=8),
-        *(Site(f"sublayers.{i}", "Sublayer", "layer", "sublayers", i, 8) for i in range(layers)),
+        *(Site(f"sublayers.{i}", "Sublayer", *place(i), 8) for i in range(layers)),
     )
     parameters = tuple(
         Site(f"sublayers.{i}.{name}", "Parameter", "parameter", "sublayers", i, 4)
@@ -50,7 +57,7 @@ def layout_of(layers: int, *, title: str = "run", scheme: str = "keel", planned:
         GroupSpec("parameter_gradients", (norm,), parameters),
     )
     config = {"scheme": scheme, "steps": planned} if planned else {"scheme": scheme}
-    stack = Stack("sublayers", "Sublayer", layers, 1, main=True)
+    stacks = () if sublayers is None else (Stack("sublayers", "Sublayer", layers, sublayers, main=True),)
     info = RunInfo(
         title=title,
         run_id="0" * 32,
@@ -59,7 +66,7 @@ def layout_of(layers: int, *, title: str = "run", scheme: str = "keel", planned:
         n_parameters=1000,
         device="cpu",
         seed=0,
-        stacks=(stack,),
+        stacks=stacks,
         config=config,
     )
     return RunLayout(info, groups, ("loss",))
@@ -123,9 +130,12 @@ def _break(gradient: np.ndarray, i: int) -> None:
         gradient[layers - 1] = np.inf
 
 
-def write_run(path: Path, kind: str, *, layers: int = 64, steps: int = 60, every: int = 10, seed: int = 0) -> Path:
+def write_run(
+    path: Path, kind: str, *, layers: int = 64, steps: int = 60, every: int = 10, seed: int = 0, **layout: Any
+) -> Path:
     """A finished run file."""
-    writer = RunWriter(path, layout_of(layers, title=path.stem, scheme=kind, planned=steps * every))
+    planned = steps * every
+    writer = RunWriter(path, layout_of(layers, title=path.stem, scheme=kind, planned=planned, **layout))
     for row in rows_of(kind, layers, steps, every=every, seed=seed):
         writer.append(row)
     writer.close()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from keelscope.diagnosis.report import diagnose
 from keelscope.store.reader import open_run
 from keelscope_dashboards import wire
 
@@ -44,6 +45,29 @@ def test_a_tile_is_the_series(kit: ModuleType, three_runs: Any, runs_folder: Pat
     levels = arrays["codes"] * header["unit"] + arrays["reference"][:, None]
     np.testing.assert_allclose(levels, np.log10(truth), atol=0.0006)
     np.testing.assert_array_equal(arrays["first"], np.arange(60) * 10)
+
+
+@pytest.mark.parametrize(("sublayers", "unit", "last"), [(0, "block", 6), (1, "sub-layer", 6), (2, "sub-layer", 12)])
+def test_depth_is_counted_as_in_the_report(
+    kit: ModuleType, tmp_path: Path, sublayers: int, unit: str, last: int
+) -> None:
+    path = kit.write_run(tmp_path / "run.h5", "keel", layers=6, steps=5, sublayers=sublayers)
+    with kit.served(tmp_path) as app:
+        header, _ = kit.unpack(app.client.get(f"/api/v1/runs/{run_id(app, 'run')}/tile?panel=gradient").data)
+        assert f"over {last} {unit}s" in app.judged()["run"].verdict.sentence
+    with open_run(path) as run:
+        table = {layer.path: layer.depth for layer in diagnose(run).layers if layer.depth is not None}
+    assert header["depth"] == unit
+    assert dict(zip(header["labels"], header["depths"], strict=True)) == table
+    assert header["depths"][-1] == last
+
+
+def test_without_a_stack_depth_counts_modules(kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "run.h5", "keel", layers=6, steps=5, sublayers=None)
+    with kit.served(tmp_path) as app:
+        header, _ = kit.unpack(app.client.get(f"/api/v1/runs/{run_id(app, 'run')}/tile?panel=gradient").data)
+    assert (header["depth"], header["depths"]) == ("module", [1, 2, 3, 4, 5, 6, 7])
+    assert header["labels"][0] == "embedding"
 
 
 def test_the_tail_of_a_tile_is_its_end(kit: ModuleType, three_runs: Any) -> None:

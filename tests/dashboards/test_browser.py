@@ -224,6 +224,25 @@ def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
     text_of(again, "#symbol", "Var(x)")
 
 
+def test_blocks_of_two_sub_layers_are_named_as_in_the_report(
+    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
+) -> None:
+    kit.write_run(tmp_path / "run.h5", "keel", layers=24, steps=20, sublayers=2)
+    with kit.served(tmp_path) as app, at_port(app) as url:
+        page = visit("?layer=14&step=100", url=url)
+        text_of(page, "#where", "sub-layer 14, step 100 · run · sublayers.6")
+        text_of(page, "#history-layer", "sub-layer 14 · sublayers.6")
+        text_of(page, "#heatmap", "sub-layer (2 = input)")
+        assert page.evaluate("keelscope.view.layer") == 7
+        page.keyboard.press("ArrowUp")
+        text_of(page, "#where", "sub-layer 16, step 100 · run · sublayers.7")
+        page.wait_for_url("**layer=16**")
+        box = page.locator("#heatmap canvas").bounding_box()
+        page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 2)
+        text_of(page, "#heatmap .tip", "sub-layer 48 · sublayers.23")
+        page.close()
+
+
 def test_an_address_that_fits_nothing_is_bent_not_refused(visit: Callable[..., Any]) -> None:
     page = visit("?run=none&metric=none&step=1e12&layer=-4&x=9~3")
     text_of(page, "#where", "sub-layer 1, step 590 · keel")

@@ -16,7 +16,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from keelscope.errors import UsageError
+from keelscope.errors import NotARunFileError, UsageError
+from keelscope_dashboards import command
 from keelscope_dashboards.command import add_command
 from keelscope_dashboards.server import allowed_hosts, serve
 
@@ -36,12 +37,50 @@ def test_the_command_lists_its_options(line: typer.Typer) -> None:
         assert option in shown.output
 
 
-def test_a_missing_run_is_one_sentence(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "keelscope", "dash", str(tmp_path / "none.h5"), "--no-browser"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("name", ["none.h5", "nosuch"])
+def test_a_missing_run_is_one_sentence(tmp_path: Path, name: str) -> None:
+    words = [sys.executable, "-m", "keelscope", "dash", str(tmp_path / name), str(tmp_path), "--no-browser"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "does not exist; name a run file or a folder of run files." in " ".join(done.stderr.split())
+    assert f"{name} does not exist; name a run file or a folder of run files." in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def serving(monkeypatch: pytest.MonkeyPatch) -> list[list[Path]]:
+    """The targets of every server that the command would have started."""
+    started: list[list[Path]] = []
+    monkeypatch.setattr(command, "_serve", lambda targets, **_: started.append(list(targets)))
+    return started
+
+
+@pytest.mark.parametrize("name", ["text.h5", "text.txt"])
+def test_a_file_that_is_no_run_is_refused_alone_and_noted_beside_others(
+    line: typer.Typer, serving: list[list[Path]], tmp_path: Path, name: str
+) -> None:
+    text = tmp_path / name
+    text.write_text("not a run")
+    alone = CliRunner().invoke(line, ["dash", str(text)])
+    assert isinstance(alone.exception, NotARunFileError)
+    assert f"{text} is not an HDF5 file" in str(alone.exception)
+    assert serving == []
+    beside = CliRunner().invoke(line, ["dash", str(text), str(tmp_path)])
+    assert beside.exit_code == 0
+    assert beside.stderr.startswith(f"keelscope: note: {text} is not an HDF5 file")
+    assert serving == [[text, tmp_path]]
+
+
+def test_runs_empty_folders_and_the_folder_to_come_start_without_a_word(
+    line: typer.Typer, serving: list[list[Path]], kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    run = kit.write_run(tmp_path / "keel.h5", "keel", layers=4, steps=2)
+    for arguments in ([str(run)], [str(empty)], []):
+        done = CliRunner().invoke(line, ["dash", *arguments])
+        assert (done.exit_code, done.output) == (0, "")
+    assert serving == [[run], [empty], [Path("runs")]]
 
 
 def test_loading_the_command_imports_neither_dash_nor_flask() -> None:
@@ -70,9 +109,9 @@ def test_a_taken_port_is_passed_over_the_address_is_said_and_ctrl_c_ends_it(kit:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        command = [sys.executable, "-m", "keelscope", "dash", str(tmp_path), "--no-browser", "--port", str(port)]
+        words = [sys.executable, "-m", "keelscope", "dash", str(tmp_path), "--no-browser", "--port", str(port)]
         env = os.environ | {"PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
             try:
                 url = _line(process).split()[2]
                 assert url != f"http://127.0.0.1:{port}/"

@@ -148,6 +148,17 @@ def test_values_without_a_number_have_words() -> None:
     assert run("[-Infinity, Infinity, NaN].map(ks.value)") == ["exactly 0", "Inf", "no value"]
 
 
+def test_layers_are_told_by_their_depth_and_found_by_it() -> None:
+    tile = {"layers": 24, "depth": "sub-layer", "depths": list(range(2, 49, 2))}
+    found = run("[-4, 2, 13, 14, 48, 99].map((depth) => ks.layerAt(given.tile, depth))", tile=tile)
+    assert found == [1, 1, 7, 7, 24, 24]
+    assert run("ks.depthText(given.tile, 7)", tile=tile) == "sub-layer 14"
+    ticks = run("ks.layerTicks(0.5, 24.5, 8, given.tile)", tile=tile)
+    assert ticks == {"values": [1, 4, 8, 12, 16, 20, 24], "text": ["2", "8", "16", "24", "32", "40", "48"]}
+    plain = {"layers": 3, "depth": "layer", "depths": []}
+    assert run("ks.layerTicks(0.5, 3.5, 8, given.tile)", tile=plain)["text"] == ["1", "2", "3"]
+
+
 def test_a_tail_joins_its_tile_only_if_both_are_of_one_kind() -> None:
     setup = (
         "(() => { const header = { bins: 3, layers: 2, rows: 4, unit: 0.001, generation: 1, from: 0 };"

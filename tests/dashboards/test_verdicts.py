@@ -19,6 +19,8 @@ def test_the_numbers_are_those_of_the_report(kit: ModuleType) -> None:
     assert verdict.headline == report.headline == "vanishing"
     assert verdict.sentence == report.sentence
     assert report.profile is not None
+    assert (lost.label, ratio.label, variance.label) == ("Decades lost", "First ÷ last", "Var. out ÷ in")
+    assert "fitted to the middle of the depth" in ratio.hint
     assert float(lost.value) == pytest.approx(report.profile.shape.total, abs=0.005)
     levels = report.profile.shape.levels
     power = ratio.value.partition("10")[2].translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789"))

@@ -4,7 +4,7 @@
 
   const $ = (id) => document.getElementById(id);
 
-  // --- address: ?run=&runs=&metric=&step=&layer=&x=a~b&y=a~b
+  // --- address: ?run=&runs=&metric=&step=&layer=&x=a~b&y=a~b; layer is a depth as the report counts it
 
   ks.readAddress = function (search) {
     const query = new URLSearchParams(search);
@@ -30,7 +30,7 @@
     if (view.hidden && view.hidden.size) query.set("runs", view.shown().map((one) => one.name).join(","));
     query.set("metric", view.panel);
     if (view.at !== null) query.set("step", String(view.at));
-    if (view.layer) query.set("layer", String(view.layer));
+    if (view.layer && view.tile()) query.set("layer", String(ks.depthOf(view.tile(), view.layer)));
     for (const [name, range] of [["x", view.zoomX], ["y", view.zoomY]]) {
       if (range) query.set(name, range.map((end) => Number(end.toPrecision(6))).join("~"));
     }
@@ -158,7 +158,7 @@
     const name = tile.labels[layer - 1];
     const words = { [ks.ABSENT]: "not observed", [ks.NAN]: "NaN", [ks.INF]: "Inf", [ks.ZERO]: "exactly 0" };
     const about = code in words ? [words[code]] : [ks.value(level), `${ks.signed(code * tile.unit)} decades`];
-    return [about.join(" · "), `${tile.depth} ${ks.count(layer)}${name ? ` · ${name}` : ""}`, steps];
+    return [about.join(" · "), `${ks.depthText(tile, layer)}${name ? ` · ${name}` : ""}`, steps];
   }
 
   function click(view, event) {
@@ -271,8 +271,9 @@
     const level = exact ? exact.levels[view.layer - 1] : ks.levelAt(tile, bin, view.layer - 1);
     set("pooled", tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
     set("profile-step", `at step ${ks.count(step)}`);
-    set("history-layer", `${tile.depth} ${ks.count(view.layer)}`);
-    set("where", `${tile.depth} ${ks.count(view.layer)}, step ${ks.count(step)} · ${run.name}`);
+    const path = tile.labels[view.layer - 1], depth = ks.depthText(tile, view.layer);
+    set("history-layer", path ? `${depth} · ${path}` : depth);
+    set("where", `${depth}, step ${ks.count(step)} · ${run.name}${path ? ` · ${path}` : ""}`);
     set("value", ks.value(level));
     buttons(view, run);
   };

@@ -40,9 +40,9 @@
       const tile = view.tile();
       if (!tile || tile.bins === 0) return this.blank();
       const x = this.stepRange(tile), y = view.zoomY || [0.5, tile.layers + 0.5];
-      const layers = ks.layerTicks(y[0], y[1], Math.max(2, this.heatmap.height / 38));
+      const layers = ks.layerTicks(y[0], y[1], Math.max(2, this.heatmap.height / 38), tile);
       const levels = this.levelRange();
-      this.frames.heatmap.yaxis.title.text = `${tile.depth} (1 = input)`;
+      this.frames.heatmap.yaxis.title.text = `${tile.depth} (${ks.depthOf(tile, 1)} = input)`;
       this.heatmap.axes(this.frames.heatmap, { range: x }, { range: y, ticks: layers });
       this.profile.axes(this.frames.profile, { range: levels, ticks: ks.powerTicks(levels, this.profile.width / 60) }, { range: y, ticks: layers });
       this.history.axes(this.frames.history, { range: x }, { range: levels, ticks: ks.powerTicks(levels, this.history.height / 24) });

@@ -177,7 +177,7 @@
       if (!tile || !tile.bins) return;
       if (this.layer === null) {
         const { step, layer, x, y } = this.wish;
-        this.layer = layer || Math.max(1, Math.round(tile.layers * 0.3));
+        this.layer = layer === null ? Math.max(1, Math.round(tile.layers * 0.3)) : ks.layerAt(tile, layer);
         if (step !== null) this.at = this.snapped(step);
         this.zoomX = x;
         this.zoomY = y;

@@ -26,10 +26,11 @@
   };
 
   // A tile as the charts use it: codes [bin][layer], edges between bins in steps.
-  ks.tileOf = function (header, arrays, labels) {
+  ks.tileOf = function (header, arrays, old) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation, labels: labels || header.labels || [],
+      reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation,
+      labels: (old || header).labels || [], depths: (old || header).depths || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
     tile.edges = ks.edges(tile.first, tile.last);
@@ -49,7 +50,7 @@
       array.set(arrays[name], from * width);
       joined[name] = array;
     }
-    return ks.tileOf(header, joined, old.labels);
+    return ks.tileOf(header, joined, old);
   };
 
   ks.edges = function (first, last) {
@@ -122,8 +123,17 @@
     return { values, text: values.map((t) => `10<sup>${String(t).replace("-", "−")}</sup>`) };
   };
 
-  // Layer ticks: 1 and multiples of a power of two, as depths are.
-  ks.layerTicks = function (low, high, most) {
+  // Depth of a layer (1 = at the input) in the unit of its tile, as the report counts it; and the layer that holds a depth.
+  ks.depthOf = (tile, layer) => tile.depths[layer - 1] || layer;
+  ks.layerAt = function (tile, depth) {
+    let layer = 1;
+    while (layer < tile.layers && ks.depthOf(tile, layer) < depth) layer += 1;
+    return layer;
+  };
+  ks.depthText = (tile, layer) => `${tile.depth} ${ks.count(ks.depthOf(tile, layer))}`;
+
+  // Layer ticks: 1 and multiples of a power of two, as depths are; each says its depth.
+  ks.layerTicks = function (low, high, most, tile) {
     let stride = 1;
     while ((high - low) / stride > most) stride *= 2;
     const values = [];
@@ -131,7 +141,7 @@
     for (let t = Math.ceil(Math.max(low, 1) / stride) * stride; t <= high; t += stride) {
       if (t !== 1 && !(low <= 1 && t - 1 < stride * 0.5)) values.push(t);
     }
-    return { values, text: values.map(ks.count) };
+    return { values, text: values.map((t) => ks.count(ks.depthOf(tile, t))) };
   };
 
   // The next round number from `value` up, so that a growing axis moves seldom.
