@@ -5,6 +5,7 @@ Nothing that is missing here is written as 0 anywhere else.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -15,9 +16,32 @@ from keelscope.sites import SitePlan, WatchedParameter
 from keelscope.stacks import is_container
 from keelscope.store.schema import CoverageEntry
 
-__all__ = ["Seen", "coverage_table"]
+__all__ = ["Coverage", "Seen", "coverage_table"]
 
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
+
+
+_EXPECTED = {"observed", "not_selected", "container"}
+_MOST_SHOWN = 20
+
+
+class Coverage(tuple[CoverageEntry, ...]):
+    """The coverage of a watch: a tuple of entries that prints as a short table.
+
+    Example:
+        >>> print(Coverage([CoverageEntry("a", "module", "observed"), CoverageEntry("b", "module", "frozen", "Why.")]))
+        1 observed, 1 frozen
+          b (module): frozen. Why.
+    """
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        counts = Counter(entry.status for entry in self)
+        missed = [entry for entry in self if entry.status not in _EXPECTED]
+        lines = [f"  {e.path or 'the model'} ({e.what}): {e.status}. {e.reason}" for e in missed[:_MOST_SHOWN]]
+        more = [f"  ... {len(missed) - _MOST_SHOWN} more"] if len(missed) > _MOST_SHOWN else []
+        return "\n".join([", ".join(f"{number} {status}" for status, number in counts.most_common()), *lines, *more])
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +60,7 @@ class Seen:
     """Whether any backward pass was seen."""
 
 
-def coverage_table(plan: SitePlan, seen: Seen) -> tuple[CoverageEntry, ...]:
+def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
     """One entry per module and parameter of the model.
 
     Args:
@@ -48,7 +72,7 @@ def coverage_table(plan: SitePlan, seen: Seen) -> tuple[CoverageEntry, ...]:
     """
     chosen = {id(watched.module) for watched in plan.modules}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
-    return (*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters))
+    return Coverage([*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters)])
 
 
 def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) -> CoverageEntry:

@@ -148,7 +148,7 @@ def _explain(error: Exception) -> int:
 
 def _usage(error: Any) -> str:
     path = getattr(getattr(error, "ctx", None), "command_path", "keelscope")
-    message = " ".join(error.format_message().split()).rstrip(".")
+    message = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     return f"{message}; see {path} --help."
 
 

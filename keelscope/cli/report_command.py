@@ -34,7 +34,7 @@ class Format(StrEnum):
     HTML = "html"
 
 
-SUFFIXES = {".md": Format.MARKDOWN, ".json": Format.JSON, ".csv": Format.CSV, ".html": Format.HTML}
+SUFFIXES = {".txt": Format.TEXT, ".md": Format.MARKDOWN, ".json": Format.JSON, ".csv": Format.CSV, ".html": Format.HTML}
 
 
 def add_command(app: typer.Typer) -> None:
@@ -125,7 +125,11 @@ def _narrowed(report: Report, pattern: str) -> Report:
 def _format(form: Format | None, output: Path | None, *, json: bool) -> Format:
     if json and form not in {None, Format.JSON}:
         raise UsageError(f"--json and --format {form} contradict each other; give one.")
-    chosen = Format.JSON if json else form or SUFFIXES.get(output.suffix if output else "", Format.TEXT)
+    suffix = output.suffix if output else ""
+    if suffix and suffix not in SUFFIXES and not json and form is None:
+        known = ", ".join(sorted(SUFFIXES))
+        raise UsageError(f"--output {output}: the suffix {suffix} names no format; use {known}, or give --format.")
+    chosen = Format.JSON if json else form or SUFFIXES.get(suffix, Format.TEXT)
     if chosen is Format.HTML and output is None:
         raise UsageError("--format html needs --output FILE.html.")
     return chosen

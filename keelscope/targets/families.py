@@ -83,7 +83,9 @@ def _scheme(name: str, options: Options) -> tuple[nn.Module, str]:
     try:
         model = build_model(name, **options)
     except ValueError as error:
-        raise TargetError(f"scheme:{name}: {error}.") from error
+        raise TargetError(
+            f"scheme:{name}: {str(error).rstrip('.')}{'' if str(error).endswith('?') else '.'}"
+        ) from error
     return model, f"int64[4,64]<{options.get('vocabulary', 256)}"
 
 
