@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["blocks", "constant", "implicit_zeros", "is_measurable", "local_shard", "stored"]
+__all__ = ["blocks", "constant", "implicit_zeros", "is_measurable", "local_shard", "plainly", "stored"]
 
 _CACHED_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
@@ -25,13 +27,15 @@ def is_measurable(tensor: Tensor) -> bool:
         tensor: any tensor.
 
     Returns:
-        False for integer, boolean, quantised and meta tensors, and inside functorch transforms.
+        False for integer, boolean, quantised, meta and fake tensors, and inside functorch transforms.
 
     Example:
         >>> is_measurable(torch.ones(2)), is_measurable(torch.ones(2, dtype=torch.int64))
         (True, False)
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
+        return False
+    if type(tensor) is not Tensor and hasattr(tensor, "fake_mode"):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
@@ -100,7 +104,15 @@ def blocks(vector: Tensor) -> Iterator[Tensor]:
 @functools.lru_cache(maxsize=1024)
 def constant(value: float, device: torch.device) -> Tensor:
     """A float64 scalar on a device, made once: counts repeat from call to call."""
-    return torch.tensor(value, dtype=torch.float64, device=device)
+    with plainly():
+        return torch.tensor(value, dtype=torch.float64, device=device)
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Make ordinary tensors, also inside inference mode or a mode that makes fake ones: for what is kept."""
+    with _disable_current_modes(), torch.inference_mode(mode=False):
+        yield
 
 
 def _in_storage_order(values: Tensor) -> Tensor:

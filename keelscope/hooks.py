@@ -202,8 +202,8 @@ class KeptInput:
     @classmethod
     def first_of(cls, inputs: object) -> KeptInput | None:
         """The first floating tensor among a module's arguments."""
-        leaves = floating_leaves(inputs)
-        return cls(leaves[0][1].detach(), leaves[0][1]._version) if leaves else None
+        leaf = next((leaf for _, leaf in floating_leaves(inputs)), None)
+        return None if leaf is None or leaf.is_inference() else cls(leaf.detach(), leaf._version)
 
     @property
     def unchanged(self) -> bool:

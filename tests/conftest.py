@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are tiny, and test processes share the machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; tests share few cores
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keelscope.entries import blocks, implicit_zeros, is_measurable, local_shard, stored
+from keelscope.entries import blocks, constant, implicit_zeros, is_measurable, local_shard, stored
 
 
 @pytest.mark.parametrize(
@@ -83,3 +83,16 @@ def test_blocks_cover_long_vectors(monkeypatch):
 def test_local_shard_of_a_plain_tensor_is_itself():
     x = torch.ones(2)
     assert local_shard(x) is x
+
+
+def test_constants_are_ordinary_tensors_wherever_they_are_first_made():
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        assert isinstance(torch.ones(1), FakeTensor)
+        assert not is_measurable(mode.from_tensor(torch.ones(2)))
+        made = constant(123456.5, torch.device("cpu"))
+    assert type(made) is torch.Tensor
+    assert made.item() == 123456.5
+    with torch.inference_mode():
+        assert not constant(123457.5, torch.device("cpu")).is_inference()

@@ -636,6 +636,30 @@ class TestOddCalls:
         assert {path: len(calls) for path, calls in watch.calls.items()} == {"": 1, "0": 1, "1": 1}
         assert np.isfinite(watch.run["gradients/norm"].of("0").values).all()
 
+    def test_fake_tensors_are_no_values_and_leave_nothing_behind(self):
+        """A size that is first seen under a mode that makes fake tensors is an ordinary number afterwards."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        model = nn.Sequential(nn.Linear(3, 17), nn.LayerNorm(17), nn.Linear(17, 1))
+        with ks.watch(model, sites="all", probes=["default", "inputs"]) as watch:
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                model(mode.from_tensor(torch.ones(2, 3)))
+            model(batch(2, 3)).sum().backward()
+            watch.step()
+        wanted = model(batch(2, 3)).mean().item()
+        assert watch.run["outputs/mean"].of("2").values[0, 0] == pytest.approx(wanted, rel=1e-6)
+        assert np.isfinite(watch.run["norms/jacobian_gain"].values).all()
+
+    def test_inference_mode(self):
+        model = nn.Sequential(nn.Linear(3, 19), nn.LayerNorm(19), nn.Linear(19, 1))
+        with ks.watch(model, sites="all", probes=["default", "inputs"]) as watch:
+            with torch.inference_mode():
+                model(100 * batch(2, 3))
+            model(batch(2, 3)).sum().backward()
+            watch.step()
+        assert watch.run["inputs/max_abs"].of("0").values[0, 0] < 10
+        assert np.isfinite(watch.run["norms/measured_gain"].values).all()
+
     def test_scripted_module_takes_no_hooks_and_says_so(self):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)

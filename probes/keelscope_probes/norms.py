@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope.entries import constant, local_shard
+from keelscope.entries import constant, local_shard, plainly
 from keelscope.jacobian.closed_forms import row_gains, transported_squares
 from keelscope.jacobian.recognition import Recogniser
 from keelscope.jacobian.spectrum import spectral_rows, top_singular_values
@@ -82,8 +82,9 @@ def _histogram_of(gains: Tensor) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _edges(device: torch.device) -> Tensor:
     """Squared gains between the bins."""
-    steps = torch.arange(-_RANGE * _OCTAVE, _RANGE * _OCTAVE + 1, dtype=torch.float64, device=device)
-    return torch.exp2(2 / _OCTAVE * steps)
+    with plainly():
+        steps = torch.arange(-_RANGE * _OCTAVE, _RANGE * _OCTAVE + 1, dtype=torch.float64, device=device)
+        return torch.exp2(2 / _OCTAVE * steps)
 
 
 _HISTOGRAM = additive("norm_gain_histogram", tuple(f"bin_{i}" for i in range(_BINS)), _histogram_of)
