@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.diagnosis.silence import disconnected_parameters
 from keelscope.formatting import count
 
 if TYPE_CHECKING:
@@ -107,24 +108,41 @@ def disconnected(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
-    paths = _with_status(evidence, "disconnected")
+    paths = disconnected_parameters(evidence)
     if not paths:
         return
     everything = _parameter_paths(evidence)
     stack = {site.path for site in evidence.sites(PARAMETER_GRADIENT) if site.stack}
     grave = 2 * len(paths) > len(everything) or any(path in stack for path in paths)
-    owners = owners_of(paths, everything)
+    owners = _from_the_loss(evidence, owners_of(paths, everything))
     yield Finding(
         "disconnected",
         Severity.ERROR if grave else Severity.WARNING,
         f"No gradient reaches {count(len(paths), 'trainable parameter')} of {name_sites(owners)}, although the "
-        f"{'module' if len(owners) == 1 else 'modules'} ran.",
+        f"{'module' if len(owners) == 1 else 'modules'} ran{_nearest(owners)}.",
         sites=owners,
         steps=_recent(evidence),
         value=float(len(paths)),
         threshold=0.0,
         remedy="Search between there and the loss: detach(), .data, no_grad, unused outputs, reentrant checkpointing.",
     )
+
+
+def _nearest(owners: Sequence[str]) -> str:
+    return f"; nearest the loss: {owners[0]}" if len(owners) > 1 else ""
+
+
+def _from_the_loss(evidence: Evidence, owners: Sequence[str]) -> tuple[str, ...]:
+    """Modules in order of execution, the last one first; what was not watched comes last, as listed."""
+    order: dict[str, int] = {}
+    for index, site in enumerate(evidence.sites(OUTPUT_GRADIENT) or evidence.rows):
+        for prefix in _prefixes(site.path):
+            order[prefix] = index
+
+    def place(owner: str) -> int:
+        return next((order[prefix] for prefix in reversed(_prefixes(owner)) if prefix in order), -1)
+
+    return tuple(sorted(owners, key=place, reverse=True))
 
 
 def frozen(evidence: Evidence) -> Iterator[Finding]:
