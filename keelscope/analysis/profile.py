@@ -52,7 +52,7 @@ class DepthProfile:
     length: float
     """L, the depth of the whole chain in the same unit."""
     slope: float
-    """Theil-Sen slope over the middle 10..90 % of the covered layers, in decades per unit of depth; NaN without a fit."""
+    """Theil-Sen slope over the middle 10..90 % of the covered layers, in decades per unit; NaN without a fit."""
     span: float
     """Highest minus lowest level inside the fitted layers, in decades."""
     flatness: float
@@ -106,10 +106,10 @@ class DepthProfile:
         return int((np.isfinite(self.levels) | self.is_floored).sum())
 
     @property
-    def reach(self) -> float:
-        """Highest minus lowest usable level, in decades; NaN without one."""
-        usable = self.levels[np.isfinite(self.levels)]
-        return float(np.ptp(usable)) if usable.size else float("nan")
+    def stops(self) -> bool:
+        """Whether it is exactly 0 at the input end of what was observed, or in more than half of it."""
+        at_input = bool(self.is_zero[self.is_observed][:1].any())
+        return at_input or 2 * self.zeros > self.observed
 
     @property
     def total(self) -> float:
@@ -217,7 +217,7 @@ def _levels(
 
 
 def _fit_mask(levels: NDArray[np.float64], floored: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Usable layers in the middle of the covered part; when the floor leaves too few there, whatever tells the direction."""
+    """Usable layers in the middle of the covered part; where the floor leaves too few, whatever tells the direction."""
     usable = np.isfinite(levels)
     covered = np.flatnonzero(usable | floored)
     first, size = (int(covered[0]), int(np.ptp(covered)) + 1) if covered.size else (0, 1)

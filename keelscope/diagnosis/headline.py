@@ -80,7 +80,7 @@ def word_of(total: float) -> Word:
 
 
 def word_for(shape: DepthProfile) -> Word:
-    """The word for a profile: that of S, unless only part of the stack has a gradient and that part spans less.
+    """The word for a profile: that of S, unless only part of the stack has a gradient and its fitted layers span less.
 
     Args:
         shape: a profile with a slope.
@@ -89,7 +89,7 @@ def word_for(shape: DepthProfile) -> Word:
         The word.
     """
     word = word_of(shape.total)
-    unseen = shape.is_partial and not shape.floored and not shape.reach > VANISHING
+    unseen = shape.is_partial and not shape.floored and not shape.span > VANISHING
     return "drifting" if unseen and word in ("vanishing", "exploding") else word
 
 
@@ -146,8 +146,7 @@ def _dead(evidence: Evidence) -> Headline | None:
     shape, sites = gradient.shape, evidence.axis.sites
     if shape.floored == shape.observed:
         return Headline("dead", f"The {gradient.title} lies under the float32 floor in every layer.", gradient.key)
-    at_input = bool(shape.is_zero[np.flatnonzero(shape.is_observed)[0]])
-    if not at_input and 2 * shape.zeros <= shape.observed:
+    if not shape.stops:
         return None
     highest = sites[int(np.flatnonzero(shape.is_zero)[-1])].path
     share = f"{shape.zeros} of {count(shape.observed, 'layer')}"

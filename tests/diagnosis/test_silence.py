@@ -86,9 +86,9 @@ def test_a_few_layers_are_a_finding_only():
 @pytest.mark.parametrize("number", [12, 24])
 def test_frozen_layers_are_no_alarm(number):
     model = Cut()
-    model.embedding.requires_grad_(False)
+    model.embedding.requires_grad_(requires_grad=False)
     for block in model.blocks[:number]:
-        block.requires_grad_(False)
+        block.requires_grad_(requires_grad=False)
     report = report_of(model)
     assert report.headline == ("flat" if number < N else "not enough data")
     assert all(finding.severity is Severity.INFO for finding in report.findings)
@@ -97,7 +97,7 @@ def test_frozen_layers_are_no_alarm(number):
 def test_a_cut_above_frozen_layers_counts_the_trainable_ones():
     model = Cut((11,))
     for block in model.blocks[:3]:
-        block.requires_grad_(False)
+        block.requires_grad_(requires_grad=False)
     assert report_of(model).sentence.startswith("No gradient reaches 9 of 24 layers")
 
 
@@ -119,3 +119,47 @@ def test_nothing_is_extrapolated_over_zeros(make_run, sign):
     assert report.headline == "dead"
     assert not {"vanishing", "exploding"} & rules(report).keys()
     assert report.profile.shape.total == pytest.approx(sign * 3 * 12 / 23)
+
+
+class Dead(nn.Sequential):
+    """12 x (Linear, ReLU); the bias of one Linear shuts its ReLU."""
+
+    def __init__(self, shut):
+        torch.manual_seed(0)
+        super().__init__(*(part for _ in range(12) for part in (nn.Linear(32, 32), nn.ReLU())), nn.Linear(32, 8))
+        nn.init.constant_(self[2 * shut].bias, -50.0)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("shut", [3, 6, 10])
+def test_a_dead_stack_has_the_error_that_its_headline_says(shut, steps):
+    model = Dead(shut)
+    with ks.watch(model) as watch:
+        for _ in range(steps):
+            model(torch.randn(4, 32)).square().mean().backward()
+            watch.step()
+        report = diagnose(watch.run)
+    assert report.headline == "dead"
+    errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    assert errors[0].rule == "zero_gradient"
+    assert shut == 3 or len(errors) == 1  # the 9 layers above the third do lose more than 2 decades
+    assert f"nearest the loss: {2 * shut}." in errors[0].statement
+    assert "zero initialisation" not in errors[0].statement
+
+
+def test_zero_branches_of_a_live_stream_may_be_the_initialisation():
+    model = Cut()
+    for block in model.blocks:
+        nn.init.zeros_(block.inner.weight)
+        block.gate = nn.Parameter(torch.zeros(()))
+        block.forward = lambda x, block=block: x + block.gate * torch.tanh(block.inner(x) + 1.0)
+    report = report_of(model, steps=1)
+    assert report.headline == "flat"
+    assert {finding.severity for finding in report.findings if finding.rule == "zero_gradient"} == {Severity.INFO}
+
+
+def test_a_zero_head_at_the_start_may_be_the_initialisation():
+    model = Cut()
+    nn.init.zeros_(model.head.weight)
+    assert rules(report_of(model, steps=1))["zero_gradient"].severity is Severity.INFO
+    assert rules(report_of(model, steps=3))["zero_gradient"].severity is Severity.ERROR
