@@ -52,7 +52,7 @@ class DepthProfile:
     length: float
     """L, the depth of the whole chain in the same unit."""
     slope: float
-    """Theil-Sen slope over the middle 10..90 % of the layers, in decades per unit of depth; NaN without a fit."""
+    """Theil-Sen slope over the middle 10..90 % of the covered layers, in decades per unit; NaN without a fit."""
     span: float
     """Highest minus lowest level inside the fitted layers, in decades."""
     flatness: float
@@ -86,9 +86,38 @@ class DepthProfile:
         return int(self.is_floored.sum())
 
     @property
+    def covered(self) -> float:
+        """Depth of the part that has usable values, from its first layer to its last one; L when the ends have them."""
+        usable = np.flatnonzero(np.isfinite(self.levels) | self.is_floored)
+        if not usable.size:
+            return 0.0
+        first, last = int(usable[0]), int(usable[-1])
+        below = float(self.depth[first - 1]) if first else 0.0
+        return (self.length if last == self.levels.size - 1 else float(self.depth[last])) - below
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether layers at an end of the chain have no usable value, so that the figures are about the rest."""
+        return self.covered < self.length
+
+    @property
+    def usable(self) -> int:
+        """Number of layers with a nonzero value."""
+        return int((np.isfinite(self.levels) | self.is_floored).sum())
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is exactly 0 at the input end of what was observed, or in more than half of it."""
+        at_input = bool(self.is_zero[self.is_observed][:1].any())
+        return at_input or 2 * self.zeros > self.observed
+
+    @property
     def total(self) -> float:
-        """S = slope x L: decades that the gradient loses from the output to the input of the chain."""
-        return self.slope * self.length
+        """S = slope x covered depth: decades that the gradient loses from the output to the input of what it reaches.
+
+        Nothing is extrapolated over layers without gradient; with a gradient at both ends it is slope x L.
+        """
+        return self.slope * self.covered
 
 
 def depth_profile(
@@ -188,9 +217,11 @@ def _levels(
 
 
 def _fit_mask(levels: NDArray[np.float64], floored: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Usable layers in the middle of the chain; when the floor leaves too few there, whatever tells the direction."""
+    """Usable layers in the middle of the covered part; where the floor leaves too few, whatever tells the direction."""
     usable = np.isfinite(levels)
-    share = (np.arange(levels.size) + 0.5) / max(levels.size, 1)
+    covered = np.flatnonzero(usable | floored)
+    first, size = (int(covered[0]), int(np.ptp(covered)) + 1) if covered.size else (0, 1)
+    share = (np.arange(levels.size) - first + 0.5) / size
     middle = usable & (share >= _WINDOW[0] - 1e-9) & (share <= _WINDOW[1] + 1e-9)
     if middle.sum() >= MIN_LAYERS or not floored.any():
         return np.asarray(middle)

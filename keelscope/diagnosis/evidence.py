@@ -215,9 +215,7 @@ class Evidence:
     def judged(self) -> tuple[NamedProfile, ...]:
         """The profiles that a verdict may rest on: counted, with enough layers, and with a slope."""
         profiles = self.profiles.values()
-        return tuple(
-            p for p in profiles if p.counted and p.shape.observed >= MIN_LAYERS and not np.isnan(p.shape.total)
-        )
+        return tuple(p for p in profiles if p.counted and p.shape.usable >= MIN_LAYERS and not np.isnan(p.shape.total))
 
     @property
     def gradient(self) -> NamedProfile | None:

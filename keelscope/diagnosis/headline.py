@@ -13,12 +13,14 @@ import numpy as np
 
 from keelscope.analysis.profile import MIN_LAYERS
 from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
+from keelscope.diagnosis.silence import silence
 from keelscope.formatting import count, decades, times
 
 if TYPE_CHECKING:
+    from keelscope.analysis.profile import DepthProfile
     from keelscope.diagnosis.evidence import Evidence, NamedProfile
 
-__all__ = ["DRIFTING", "VANISHING", "WORDS", "Headline", "Word", "decide", "word_of"]
+__all__ = ["DRIFTING", "VANISHING", "WORDS", "Headline", "Word", "decide", "word_for", "word_of"]
 
 Word = Literal["flat", "drifting", "vanishing", "exploding", "dead", "non-finite", "not enough data"]
 
@@ -54,7 +56,7 @@ def decide(evidence: Evidence) -> Headline:
     Returns:
         The headline.
     """
-    return _nonfinite(evidence) or _no_data(evidence) or _dead(evidence) or _sloped(evidence)
+    return _nonfinite(evidence) or _cut(evidence) or _no_data(evidence) or _dead(evidence) or _sloped(evidence)
 
 
 def word_of(total: float) -> Word:
@@ -75,6 +77,20 @@ def word_of(total: float) -> Word:
     if total < -VANISHING:
         return "exploding"
     return "drifting" if abs(total) > DRIFTING else "flat"
+
+
+def word_for(shape: DepthProfile) -> Word:
+    """The word for a profile: that of S, unless only part of the stack has a gradient and its fitted layers span less.
+
+    Args:
+        shape: a profile with a slope.
+
+    Returns:
+        The word.
+    """
+    word = word_of(shape.total)
+    unseen = shape.is_partial and not shape.floored and not shape.span > VANISHING
+    return "drifting" if unseen and word in ("vanishing", "exploding") else word
 
 
 def _nonfinite(evidence: Evidence) -> Headline | None:
@@ -106,6 +122,22 @@ def _no_data(evidence: Evidence) -> Headline | None:
     return None
 
 
+def _cut(evidence: Evidence) -> Headline | None:
+    """No gradient at all in the trainable layers of the input side, of a quarter of the stack or more."""
+    found = silence(evidence)
+    if found is None or not found.missing:
+        return None
+    quiet = found.missing + found.zeros
+    text = f"No gradient reaches {quiet} of {count(found.layers, 'layer')}, although they are trainable: it stops at "
+    text += f"{found.boundary}, the one nearest the loss"
+    gradient = evidence.gradient
+    if gradient is None or gradient not in evidence.judged:
+        return Headline("dead", f"{text}.", gradient.key if gradient is not None else "")
+    rest = count(gradient.shape.usable, "layer")
+    text += f". In the {rest} that get one, {gradient.title} has S = {decades(gradient.shape.total)} decades."
+    return Headline("dead", text, gradient.key)
+
+
 def _dead(evidence: Evidence) -> Headline | None:
     """Exactly zero at the input end of the chain, or in more than half of it, without underflow."""
     gradient = evidence.gradient
@@ -114,8 +146,7 @@ def _dead(evidence: Evidence) -> Headline | None:
     shape, sites = gradient.shape, evidence.axis.sites
     if shape.floored == shape.observed:
         return Headline("dead", f"The {gradient.title} lies under the float32 floor in every layer.", gradient.key)
-    at_input = bool(shape.is_zero[np.flatnonzero(shape.is_observed)[0]])
-    if not at_input and 2 * shape.zeros <= shape.observed:
+    if not shape.stops:
         return None
     highest = sites[int(np.flatnonzero(shape.is_zero)[-1])].path
     share = f"{shape.zeros} of {count(shape.observed, 'layer')}"
@@ -130,23 +161,25 @@ def _sloped(evidence: Evidence) -> Headline:
     if not judged:
         return Headline("not enough data", "The recorded gradients leave too few layers for a slope over depth.")
     worst = max(judged, key=_gravity)
-    return Headline(word_of(worst.shape.total), _sentence(evidence, worst, judged), worst.key)
+    return Headline(word_for(worst.shape), _sentence(evidence, worst, judged), worst.key)
 
 
 def _gravity(profile: NamedProfile) -> tuple[int, float]:
     """Order of precedence: by word, then by abs(S) to a tenth, so that the output gradient goes before a near tie."""
-    word = word_of(profile.shape.total)
+    word = word_for(profile.shape)
     rank = {"flat": 0, "drifting": 1}.get(word, 2)
     return rank, round(abs(profile.shape.total), 1) if rank else 0.0
 
 
 def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfile, ...]) -> str:
     shape, unit = worst.shape, evidence.axis.unit
-    over = f"over {count(shape.length, unit)}"
+    over = f"over {count(shape.covered, unit)}"
+    if shape.is_partial:
+        over += f" of {shape.length:g}, the part that gets a gradient"
     change = times(-shape.total)
     slope = f"{decades(shape.slope)} decades per {unit}"
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
-    text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_of(shape.total)]} from output to input: "
+    text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_for(shape)]} from output to input: "
     text += f"{change} {over}, slope {slope}, S = {decades(shape.total)} decades"
     others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."

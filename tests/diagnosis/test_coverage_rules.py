@@ -102,7 +102,7 @@ def test_zero_gradient_of_modules_names_the_one_nearest_the_loss(make_run):
     values = np.ones((2, N))
     values[:, :3] = 0.0
     (finding,) = found(make_run(values), "zero_gradient")
-    assert finding.severity is Severity.WARNING
+    assert finding.severity is Severity.ERROR  # as the headline: dead
     assert finding.sites == ("embedding", "layers.0", "layers.1", "layers.2")
     assert finding.statement == (
         "The output gradient is exactly 0 in 4 modules (embedding, layers.0, layers.1 and 1 more); nearest the loss: "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins
+from keelscope.diagnosis.finding import Severity
 from keelscope.diagnosis.rules import coverage, flow, nonfinite
 from keelscope.errors import PluginWarning
 
@@ -48,10 +49,19 @@ def findings_of(evidence: Evidence) -> tuple[Finding, ...]:
         evidence: a run at one step.
 
     Returns:
-        Findings by severity, then in the order of the rules.
+        Findings by severity; causes before their consequences: NaN and Inf by the step they began on, then a gradient
+        that stops, then the others in the order of the rules.
     """
     found = [finding for rule in all_rules() for finding in _checked(rule, evidence)]
-    return tuple(sorted(found, key=lambda finding: -finding.severity))
+    return tuple(sorted(found, key=_order))
+
+
+def _order(finding: Finding) -> tuple[int, int, int]:
+    """Sorts by severity, then by cause."""
+    if finding.rule.startswith("nonfinite"):
+        return -finding.severity, 0, finding.steps[0] if finding.steps is not None else 0
+    stops = finding.severity is Severity.ERROR and finding.rule in ("zero_gradient", "disconnected")
+    return -finding.severity, 1 if stops else 2, 0
 
 
 def _checked(rule: Rule, evidence: Evidence) -> Iterator[Finding]:

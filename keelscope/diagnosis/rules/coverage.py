@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.diagnosis.silence import disconnected_parameters
 from keelscope.formatting import count
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
     missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
     (see `vanishing`). Biases alone are only worth knowing: a convolution bias before BatchNorm and a key bias in
-    attention have gradient 0 by construction. With a single recorded step the severity is INFO, since ReZero, LoRA and
-    Fixup start that way.
+    attention have gradient 0 by construction. ERROR when the input end of the main stack, or most of it, is at 0. With
+    a single recorded step the severity is INFO if the stack is alive or a weight is 0: ReZero, LoRA and Fixup start so.
 
     Source: None against 0.0 in PyTorch; awslabs smdebug "AllZero".
 
@@ -45,7 +46,7 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     if modules and not any(p.shape.floored for p in evidence.profiles.values()):
         last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
         statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{last}."
-        yield _zero_finding(evidence, modules, statement, Severity.WARNING)
+        yield _zero_finding(evidence, modules, statement, _module_severity(evidence, modules))
     parameters = [p for p in _zero_sites(evidence, PARAMETER_GRADIENT) if not _inside(p, modules)]
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
     weights = [path for path in parameters if path not in biases]
@@ -58,6 +59,15 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
             "and for attention keys."
         )
         yield _zero_finding(evidence, biases, statement, Severity.INFO)
+
+
+def _module_severity(evidence: Evidence, modules: Sequence[str]) -> Severity:
+    """ERROR when the gradient of the stack stops there, unless a zero weight at the start explains it."""
+    gradient, layers = evidence.gradient, {site.path for site in evidence.axis.sites}
+    if gradient is None or not gradient.shape.stops or layers.isdisjoint(modules):
+        return Severity.WARNING
+    weights = [path for path in _zero_sites(evidence, "parameters/norm") if not path.endswith("bias")]
+    return Severity.WARNING if weights and evidence.steps.size == 1 else Severity.ERROR
 
 
 def _zero_sites(evidence: Evidence, key: str) -> list[str]:
@@ -76,7 +86,7 @@ def _inside(parameter: str, modules: Sequence[str]) -> bool:
 
 def _zero_finding(evidence: Evidence, sites: Sequence[str], statement: str, severity: Severity) -> Finding:
     single = evidence.steps.size == 1
-    if single and severity > Severity.INFO:
+    if single and severity is Severity.WARNING:
         statement += " Only one step is recorded: zero initialisation (ReZero, LoRA, Fixup) looks the same."
         severity = Severity.INFO
     return Finding(
@@ -107,24 +117,41 @@ def disconnected(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
-    paths = _with_status(evidence, "disconnected")
+    paths = disconnected_parameters(evidence)
     if not paths:
         return
     everything = _parameter_paths(evidence)
     stack = {site.path for site in evidence.sites(PARAMETER_GRADIENT) if site.stack}
     grave = 2 * len(paths) > len(everything) or any(path in stack for path in paths)
-    owners = owners_of(paths, everything)
+    owners = _from_the_loss(evidence, owners_of(paths, everything))
     yield Finding(
         "disconnected",
         Severity.ERROR if grave else Severity.WARNING,
         f"No gradient reaches {count(len(paths), 'trainable parameter')} of {name_sites(owners)}, although the "
-        f"{'module' if len(owners) == 1 else 'modules'} ran.",
+        f"{'module' if len(owners) == 1 else 'modules'} ran{_nearest(owners)}.",
         sites=owners,
         steps=_recent(evidence),
         value=float(len(paths)),
         threshold=0.0,
         remedy="Search between there and the loss: detach(), .data, no_grad, unused outputs, reentrant checkpointing.",
     )
+
+
+def _nearest(owners: Sequence[str]) -> str:
+    return f"; nearest the loss: {owners[0]}" if len(owners) > 1 else ""
+
+
+def _from_the_loss(evidence: Evidence, owners: Sequence[str]) -> tuple[str, ...]:
+    """Modules in order of execution, the last one first; what was not watched comes last, as listed."""
+    order: dict[str, int] = {}
+    for index, site in enumerate(evidence.sites(OUTPUT_GRADIENT) or evidence.rows):
+        for prefix in _prefixes(site.path):
+            order[prefix] = index
+
+    def place(owner: str) -> int:
+        return next((order[prefix] for prefix in reversed(_prefixes(owner)) if prefix in order), -1)
+
+    return tuple(sorted(owners, key=place, reverse=True))
 
 
 def frozen(evidence: Evidence) -> Iterator[Finding]:

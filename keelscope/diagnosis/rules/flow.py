@@ -9,7 +9,7 @@ import numpy as np
 
 from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
 from keelscope.diagnosis.finding import Finding, Severity
-from keelscope.diagnosis.headline import VANISHING
+from keelscope.diagnosis.headline import VANISHING, word_for
 from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
 
 def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
     """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
-    beyond = [p for p in evidence.judged if sign * p.shape.total > VANISHING]
+    beyond = [p for p in evidence.judged if word_for(p.shape) == rule]
     if not beyond:
         return
     worst = max(beyond, key=lambda profile: sign * profile.shape.total)
@@ -75,7 +75,7 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
         rule,
         Severity.ERROR,
         f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} {times(-shape.total)} over "
-        f"{count(shape.length, evidence.axis.unit)}: S = {decades(shape.total)} decades, limit "
+        f"{_part(evidence, worst)}: S = {decades(shape.total)} decades, limit "
         f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
         sites=sites,
         steps=_recent(evidence),
@@ -83,6 +83,13 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
         threshold=sign * VANISHING,
         remedy=_REMEDIES[rule],
     )
+
+
+def _part(evidence: Evidence, profile: NamedProfile) -> str:
+    """The depth that the figures are about."""
+    shape = profile.shape
+    text = count(shape.covered, evidence.axis.unit)
+    return f"{text} of {shape.length:g}, the part that gets a gradient" if shape.is_partial else text
 
 
 def _hidden(evidence: Evidence, worst: NamedProfile) -> str:
