@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder, by_group
+from keelscope.layout import AxisOrder, by_group, draw_layout
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Probe, Tap, group_of
@@ -35,8 +36,8 @@ from keelscope.rows import (
     probe_values,
 )
 from keelscope.sites import Selector, SitePlan, plan_sites
-from keelscope.store.schema import CoverageEntry
-from keelscope.structure import FirstLook
+from keelscope.store.schema import CoverageEntry, RunLayout
+from keelscope.structure import FirstLook, count_sublayers, describe
 
 __all__ = ["Recorder", "RowValues", "total_norm"]
 
@@ -201,6 +202,42 @@ class Recorder:
         self.plan = SitePlan((), (), (), self.plan.stacks)
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
+
+    def layout(self, model: nn.Module, *, title: str | Path | None, config: Mapping[str, object]) -> RunLayout:
+        """The layout of the run, without scalars, once the first row is complete.
+
+        Args:
+            model: the watched model.
+            title: see `keelscope.layout.draw_layout`.
+            config: JSON values to store.
+
+        Returns:
+            The layout.
+        """
+        self.refresh_labels(model)
+        layout = draw_layout(model, self.plan, self.probes, self.axes, title=title, config=config)
+        stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
+        info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology))
+        return replace(layout, info=info, coverage=self.coverage())
+
+    def scalars(self, row: RowValues, optimizers: Sequence[Optimizer]) -> dict[str, float]:
+        """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
+
+        Args:
+            row: the values of the step.
+            optimizers: those of the watch.
+
+        Returns:
+            Name -> number.
+        """
+        found: dict[str, float] = {}
+        if optimizers:
+            found["lr"] = float(optimizers[0].param_groups[0].get("lr", math.nan))
+        groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
+        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
+        if gradients:
+            found["grad_norm_total"] = total_norm(row, gradients[0])
+        return found
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""

@@ -26,19 +26,15 @@ from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
 from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number, check_destination
-from keelscope.layout import draw_layout
-from keelscope.probe import Probe, Tap, group_of, resolve_probes
-from keelscope.recorder import Recorder, RowValues, total_norm
+from keelscope.probe import Probe, resolve_probes
+from keelscope.recorder import Recorder
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
-from keelscope.steps import ScalarPlaces, StepClock, as_optimizers
+from keelscope.steps import IdleOptimizer, ScalarPlaces, StepClock, as_optimizers
 from keelscope.store.reader import Run
 from keelscope.store.schema import CoverageEntry, RunLayout
-from keelscope.structure import count_sublayers, describe
 
 __all__ = ["Watch", "watch"]
-
-_MOST_WASTED = 4
 
 
 def watch(  # noqa: PLR0913 - the public interface: every option has a default and a name
@@ -122,9 +118,7 @@ class Watch:
         self._optimizers = optimizers
         self._step = 0
         self._left_out: set[str] = set()
-        self._in_closure = False
-        self._wasted = 0
-        self._counted = False
+        self._idle = IdleOptimizer()
         self._recording = False
         self._complete = False
         self._closed = False
@@ -260,22 +254,13 @@ class Watch:
         start = time.perf_counter()
         self._complete = self._recording = False
         row = self._recorder.take()
-        self._journal.log(self._step, self._own_scalars(row))
+        own = self._recorder.scalars(row, self._optimizers)
+        self._journal.log(self._step, {name: v for name, v in own.items() if not self._journal.has(self._step, name)})
         if self._schedule.records(self._step):
             self._journal.add(self._step, row.values, row.observed)
         spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
         self._journal.log(self._step, {"watch_ms": spent})
         self._journal.flush(self._step + 1)
-
-    def _own_scalars(self, row: RowValues) -> dict[str, float]:
-        scalars: dict[str, float] = {}
-        if self._optimizers and not self._journal.has(self._step, "lr"):
-            scalars["lr"] = float(self._optimizers[0].param_groups[0].get("lr", float("nan")))
-        groups = {group_of(p) for p in self._recorder.probes if p.tap is Tap.PARAMETER_GRADIENT}
-        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients and not self._journal.has(self._step, "grad_norm_total"):
-            scalars["grad_norm_total"] = total_norm(row, gradients[0])
-        return scalars
 
     def _admits(self, grad_enabled: bool) -> bool:
         """Whether a forward belongs to the open row; closes that row if the forward starts the next."""
@@ -292,20 +277,12 @@ class Watch:
         if not self._explicit:
             self._close_unseen_step()
             return
-        if self._counted or self._clock.partial or not self._optimizers:
-            return
-        self._counted = True  # until the next backward pass: this is asked at every module
-        self._wasted += 1
-        if self._wasted == _MOST_WASTED:
-            self._leave_out(
-                "",
-                "Gradients were cleared several times without a step of the optimizer that watch() was given; is it "
-                "the one that trains this model? Until it steps, everything is one row.",
-            )
+        if self._optimizers and not self._clock.partial and self._idle.once_more():
+            self._leave_out("", self._idle.WARNING)
 
     def _backward_begins(self) -> None:
         """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
-        self._counted = self._in_closure
+        self._idle.backward_begins()
         if self._complete and not self._recorder.current.calls:
             self._next_row()
 
@@ -325,7 +302,7 @@ class Watch:
     def _before_step(self, optimizer: Optimizer, closure: bool) -> None:
         if self._complete and not self._clock.partial:
             self._next_row()
-        self._counted = self._in_closure = closure
+        self._idle.step_begins(closure=closure)
         if self._recording and not self._complete:
             self._recorder.before_step(optimizer, closure=closure)
 
@@ -338,7 +315,7 @@ class Watch:
 
     def _end_step(self) -> None:
         """A step is complete: keep its row for `log`, and take the hooks off unless the next step is recorded."""
-        self._wasted, self._in_closure = 0, False
+        self._idle.step_ends()
         following = self._schedule.records(self._clock.completed)
         if self._recording and not self._complete:
             self._complete = True
@@ -350,16 +327,9 @@ class Watch:
                 self._begin_row()
 
     def _layout(self, scalars: tuple[str, ...]) -> RunLayout:
-        model, recorder = self._model, self._recorder
-        assert model is not None
-        recorder.refresh_labels(model)
-        topology = recorder.look.topology
-        layout = draw_layout(
-            model, recorder.plan, recorder.probes, recorder.axes, title=self._title, config=self._config
-        )
-        stacks = count_sublayers(layout.info.stacks, topology, recorder.plan)
-        info = replace(layout.info, stacks=stacks, sublayers=describe(topology))
-        return replace(layout, info=info, scalars=scalars, coverage=recorder.coverage())
+        assert self._model is not None
+        layout = self._recorder.layout(self._model, title=self._title, config=self._config)
+        return replace(layout, scalars=scalars)
 
 
 def _admits_nothing(_: bool) -> bool:

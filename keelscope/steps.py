@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from keelscope.errors import UsageError
 
-__all__ = ["ScalarPlaces", "StepClock", "as_optimizers"]
+__all__ = ["IdleOptimizer", "ScalarPlaces", "StepClock", "as_optimizers"]
 
 
 def as_optimizers(optimizer: object) -> tuple[Optimizer, ...]:
@@ -120,3 +120,42 @@ class ScalarPlaces:
         if begun is not None:
             (self._early.add if begun else self._early.discard)(name)
         return completed if completed == 0 or name in self._early else completed - 1
+
+
+class IdleOptimizer:
+    """Notices that the watched optimizer never steps although training goes on: it belongs to another model."""
+
+    WARNING = (
+        "Gradients were cleared several times without a step of the optimizer that watch() was given; is it the one "
+        "that trains this model? Until it steps, everything is one row."
+    )
+    _PATIENCE = 4
+
+    def __init__(self) -> None:
+        self._passes = 0
+        self._counted = False
+        self._in_closure = False
+
+    def backward_begins(self) -> None:
+        """A backward pass begins; those inside ``step(closure)`` are the optimizer's own."""
+        self._counted = self._in_closure
+
+    def step_begins(self, *, closure: bool) -> None:
+        """The optimizer is about to step."""
+        self._counted = self._in_closure = closure
+
+    def step_ends(self) -> None:
+        """A step is complete."""
+        self._passes, self._in_closure = 0, False
+
+    def once_more(self) -> bool:
+        """Gradients were cleared without a step; asked at every module of the next forward.
+
+        Returns:
+            Whether it is time to say so.
+        """
+        if self._counted:
+            return False
+        self._counted = True
+        self._passes += 1
+        return self._passes == self._PATIENCE
