@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from keelscope.analysis.profile import MIN_LAYERS
+from keelscope.diagnosis.losses import bad_loss
 from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
 from keelscope.diagnosis.silence import silence
 from keelscope.formatting import count, decades, times
@@ -101,13 +102,16 @@ def _nonfinite(evidence: Evidence) -> Headline | None:
         history = nonfinite_history(evidence, direction)
         if history is not None:
             bad.update(int(step) for step, row in zip(history.steps, history.flags, strict=True) if row.any())
+    loss = bad_loss(evidence)
+    bad.update(loss.steps if loss is not None else ())
     recent = [int(step) for step in evidence.steps if int(step) not in skipped]
     hits = [step for step in recent if step in bad]
     if not hits or (hits[-1] != recent[-1] and 2 * len(hits) < len(recent)):
         return None
     first = min(bad - skipped)
     where = f"on {len(hits)} of the last {len(recent)} recorded steps, first at step {first}"
-    return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}.")
+    cause = f"; the loss function produced it ({loss.name})" if loss is not None and loss.steps[0] == first else ""
+    return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}{cause}.")
 
 
 def _no_data(evidence: Evidence) -> Headline | None:

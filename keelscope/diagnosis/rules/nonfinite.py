@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keelscope.diagnosis.finding import Finding, Severity
+from keelscope.diagnosis.losses import BadLoss, bad_loss
 from keelscope.diagnosis.nonfinite import NonfiniteHistory, innermost, nonfinite_history, skipped_steps
-from keelscope.formatting import count
+from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
@@ -18,10 +19,11 @@ __all__ = ["RULES", "nonfinite_backward", "nonfinite_forward"]
 
 
 def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
-    """A module's output holds NaN or Inf.
+    """A module's output, or the loss computed from finite outputs, holds NaN or Inf.
 
-    Formula: at the first recorded step with a non-finite output, the first flagged module in execution order that
-    contains no other flagged one. Everything after it only passes the value on.
+    Formula: a logged training loss that is not finite on a step on which every watched output was; and, at the first
+    recorded step with a non-finite output, the first flagged module in execution order that contains no other flagged
+    one. Everything after it only passes the value on.
 
     Source: execution order instead of registration order, which blames whatever was built first.
 
@@ -31,8 +33,11 @@ def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding.
+        At most one finding on the loss and one on a module.
     """
+    loss = bad_loss(evidence)
+    if loss is not None:
+        yield _loss_finding(loss)
     history = nonfinite_history(evidence, "outputs")
     if history is None or not history.flags.any():
         return
@@ -50,12 +55,27 @@ def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _loss_finding(loss: BadLoss) -> Finding:
+    return Finding(
+        "nonfinite_forward",
+        Severity.ERROR,
+        f"The loss function itself produced {number(loss.value)}: scalars/{loss.name} is {number(loss.value)} at step "
+        f"{loss.steps[0]}, while every watched output is finite on that step.",
+        steps=(loss.steps[0], loss.steps[-1]),
+        value=float(len(loss.steps)),
+        threshold=0.0,
+        remedy="Look inside the loss: log, sqrt or division near 0 need an epsilon or a clamp, exp overflows, and half "
+        "precision ends at 65504 (compute the loss in float32).",
+    )
+
+
 def nonfinite_backward(evidence: Evidence) -> Iterator[Finding]:
     """A gradient holds NaN or Inf although the forward pass was finite.
 
     Formula: at the first recorded step with a non-finite output gradient and finite outputs, the flagged module that
     ran last: the gradient meets it first. What turned it non-finite lies between it and the next module towards the
-    output whose own output gradient is finite. Steps that the loss scaler skipped do not count.
+    output whose own output gradient is finite. Steps that the loss scaler skipped, or on which the loss itself was not
+    finite, do not count.
 
     Source: a gradient of sqrt, norm or log at 0 is Inf while its value is finite.
 
@@ -70,7 +90,9 @@ def nonfinite_backward(evidence: Evidence) -> Iterator[Finding]:
     history = nonfinite_history(evidence, "gradients")
     if history is None:
         return
-    ignored = skipped_steps(evidence) | _bad_forward_steps(evidence)
+    loss = bad_loss(evidence)
+    explained = set(loss.steps) if loss is not None else set()
+    ignored = skipped_steps(evidence) | _bad_forward_steps(evidence) | explained
     rows = [i for i in np.flatnonzero(history.flags.any(axis=1)) if int(history.steps[i]) not in ignored]
     if not rows:
         return
@@ -85,8 +107,12 @@ def nonfinite_backward(evidence: Evidence) -> Iterator[Finding]:
         f"The backward pass turns non-finite at the output of {history.paths[receiver] or '(model)'}{between}, "
         f"at step {history.steps[row]}; outputs are finite on that step.",
         sites=sites,
-        remedy="Look at what runs between these modules: sqrt, norm, log or division at 0 need an epsilon inside.",
+        remedy=f"Look at what runs between {_between(sites)}: sqrt, norm, log or division at 0 need an epsilon inside.",
     )
+
+
+def _between(sites: tuple[str, ...]) -> str:
+    return "these two modules" if len(sites) > 1 else "the output of this module and the loss, the loss included"
 
 
 def _bad_forward_steps(evidence: Evidence) -> set[int]:
