@@ -170,3 +170,18 @@ def test_a_run_without_gradients_can_be_compared(make_run):
     comparison = compare(empty, make_run(sloped(0)))
     assert np.isnan(comparison.gradient.levels[0]).all()
     assert "empty" in str(comparison)
+
+
+def test_the_notes_say_when_the_weights_were_measured(make_run):
+    def edit(k, values, observed):
+        if k % 10:
+            del values["parameters"]
+
+    late = diagnose(make_run(np.ones((13, 8)), edit=edit))
+    assert late.weights_step == 100
+    assert "The weights column was measured at step 100, the last one with weights up to the table's." in late.notes
+    for report in (
+        diagnose(make_run(np.ones((11, 8)), edit=edit)),
+        diagnose(make_run(np.ones(8), groups=("gradients",))),
+    ):
+        assert not any("weights column" in note for note in report.notes)
