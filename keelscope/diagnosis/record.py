@@ -105,8 +105,15 @@ class Diagnosis:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
-        about = (self._about_steps(), self._about_weights(), self._about_depth(), structure)
+        about = (self._about_end(), self._about_steps(), self._about_weights(), self._about_depth(), structure)
         return (*(note for note in about if note), *remarks)
+
+    def _about_end(self) -> str:
+        if not self.run.stopped:
+            return ""
+        rows = count(len(self.run.steps), "row")
+        verb = "was" if len(self.run.steps) == 1 else "were"
+        return f"The recording process ended without closing the file; {rows} {verb} recovered."
 
     def _about_weights(self) -> str:
         if self.weights_step in (-1, self.step):
