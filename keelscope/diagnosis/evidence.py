@@ -161,14 +161,7 @@ class Evidence:
         return None if series is None or len(series) == 0 else np.asarray(series.values[-1], dtype=np.float64)
 
     def last_step(self, key: str) -> int:
-        """The recorded step that `at_step` shows.
-
-        Args:
-            key: ``group/statistic``.
-
-        Returns:
-            The step; -1 if nothing was recorded.
-        """
+        """The recorded step that `at_step` shows; -1 if there is none."""
         series = self.window(key)
         return -1 if series is None or len(series) == 0 else int(series.steps[-1])
 
