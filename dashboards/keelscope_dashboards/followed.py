@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
-from keelscope.store.opening import FileState, file_state
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
 from keelscope_dashboards.levels import LayerAxis, Levels, levels_of
@@ -73,7 +72,6 @@ class FollowedRun:
         self._opener = opener
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._interrupted = False
         self._stamp: tuple[int, int, int] = (0, 0, 0)
         self._drawn: dict[str, _Drawn] = {}
         self._facts: tuple[int, Facts] = (-1, Facts())
@@ -106,7 +104,7 @@ class FollowedRun:
             return "error"
         if self._run.live:
             return "live"
-        return "stopped" if self._interrupted else "finished"
+        return "stopped" if self._run.stopped else "finished"
 
     def poll(self) -> None:
         """Open the run if needed and take in what was written since; a file that cannot be read says why in `error`."""
@@ -206,7 +204,6 @@ class FollowedRun:
         self._run = self._opener(self.path)
         self._stamp, self.error = stamp, ""
         self._drawn.clear()
-        self._interrupted = file_state(self.path) is FileState.DEAD
         self.generation += 1
         self.revision += 1
 
@@ -221,7 +218,6 @@ class FollowedRun:
             self.error = ""
             self._open(stamp)
         elif run.refresh() or was_live != run.live:
-            self._interrupted = not run.live and file_state(self.path) is FileState.DEAD
             self.revision += 1
         self._stamp = stamp
 

@@ -160,6 +160,11 @@ class Evidence:
         series = self.window(key)
         return None if series is None or len(series) == 0 else np.asarray(series.values[-1], dtype=np.float64)
 
+    def last_step(self, key: str) -> int:
+        """The recorded step that `at_step` shows; -1 if there is none."""
+        series = self.window(key)
+        return -1 if series is None or len(series) == 0 else int(series.steps[-1])
+
     def on_axis(self, key: str, values: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
         """Recent medians of a module series on the depth axis.
 

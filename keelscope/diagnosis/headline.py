@@ -184,6 +184,6 @@ def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfil
     slope = f"{decades(shape.slope)} decades per {unit}"
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
     text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_for(shape)]} from output to input: "
-    text += f"{change} {over}, slope {slope}, S = {decades(shape.total)} decades"
+    text += f"fitted {change} {over}, slope {slope}, S = {decades(shape.total)} decades"
     others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."

@@ -42,6 +42,8 @@ class Diagnosis:
     profiles: Mapping[str, NamedProfile]
     """Depth profiles by the series they are drawn from."""
     axis: DepthAxis
+    weights_step: int = -1
+    """The recorded step that the weights of the layer table are from; -1 when none are recorded."""
 
     @classmethod
     def of(cls, run: Run, *, step: int = -1) -> Self:
@@ -67,6 +69,7 @@ class Diagnosis:
             layers=layer_rows(evidence),
             profiles=evidence.profiles,
             axis=evidence.axis,
+            weights_step=evidence.last_step("parameters/norm"),
         )
 
     @property
@@ -102,7 +105,22 @@ class Diagnosis:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
-        return (self._about_steps(), self._about_depth(), *([structure] if structure else []), *remarks)
+        about = (self._about_end(), self._about_steps(), self._about_weights(), self._about_depth(), structure)
+        return (*(note for note in about if note), *remarks)
+
+    def _about_end(self) -> str:
+        if not self.run.stopped:
+            return ""
+        rows = count(len(self.run.steps), "row")
+        verb = "was" if len(self.run.steps) == 1 else "were"
+        return f"The recording process ended without closing the file; {rows} {verb} recovered."
+
+    def _about_weights(self) -> str:
+        if self.weights_step in (-1, self.step):
+            return ""
+        return (
+            f"The weights column was measured at step {self.weights_step}, the last one with weights up to the table's."
+        )
 
     def _about_steps(self) -> str:
         if not self.steps:

@@ -58,6 +58,11 @@ class FileSource:
         """Whether the file was being written when it was last looked at."""
         return self._handle.state in {FileState.LIVE, FileState.LIVE_HERE}
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the file had been left by a dead writer when it was last looked at."""
+        return self._handle.state is FileState.DEAD
+
     def steps(self, group: str) -> NDArray[np.int64]:
         """Committed steps of a group, as of the last refresh.
 

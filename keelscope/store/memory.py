@@ -109,6 +109,7 @@ class _MemorySource:
         self._table = table
         self._sizes: dict[str, int] = {}
         self.live = table.live
+        self.stopped = False  # its writer is this process
         self.refresh()
 
     @property

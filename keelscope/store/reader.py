@@ -37,6 +37,10 @@ class RunSource(Protocol):
     def live(self) -> bool:
         """Whether more rows may come."""
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the writer ended without closing it."""
+
     def steps(self, group: str) -> NDArray[np.int64]:
         """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
 
@@ -107,6 +111,11 @@ class Run:
     def live(self) -> bool:
         """Whether the run was still being written when it was opened or last refreshed."""
         return self._source.live
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the recording process ended without closing the file; what it had committed is all there."""
+        return self._source.stopped
 
     @property
     def steps(self) -> NDArray[np.int64]:

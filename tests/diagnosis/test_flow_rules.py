@@ -34,7 +34,7 @@ def test_slopes_beyond_two_decades(make_run, total, rule, limit):
 def test_the_statement_has_number_limit_and_layers(make_run):
     (finding,) = found(make_run(sloped(3.2), parameter=sloped(2.4)), "vanishing")
     assert finding.statement == (
-        "The gradient RMS shrinks x6.31e-04 over 32 sub-layers: S = +3.20 decades, limit +2.00 (also "
+        "The gradient RMS shrinks by a fitted x6.31e-04 over 32 sub-layers: S = +3.20 decades, limit +2.00 (also "
         "parameter-gradient norm +2.40). 11 layers (layers.0 to layers.10) differ from the output end by more than 2 "
         "decades."
     )
@@ -43,7 +43,7 @@ def test_the_statement_has_number_limit_and_layers(make_run):
 
 def test_what_only_late_tokens_show_is_said_to_be_hidden(make_run):
     (finding,) = found(make_run(sloped(-0.6), late=np.log10(sloped(4.5))), "vanishing")
-    assert finding.statement.startswith("The late-token gradient level shrinks x3.16e-05")
+    assert finding.statement.startswith("The late-token gradient level shrinks by a fitted x3.16e-05")
     assert "; the gradient RMS hides it (-0.600), since a few early tokens dominate." in finding.statement
 
 

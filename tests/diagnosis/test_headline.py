@@ -38,8 +38,8 @@ def test_words_by_slope(make_run, total, word):
 
 def test_the_sentence_has_the_numbers(make_run):
     assert diagnose(make_run(sloped(3.2), sublayers=2)).sentence == (
-        "Gradient RMS shrinks from output to input: x6.31e-04 over 64 sub-layers, slope +0.0500 decades per sub-layer, "
-        "S = +3.20 decades (parameter-gradient norm 0)."
+        "Gradient RMS shrinks from output to input: fitted x6.31e-04 over 64 sub-layers, slope +0.0500 decades per "
+        "sub-layer, S = +3.20 decades (parameter-gradient norm 0)."
     )
 
 

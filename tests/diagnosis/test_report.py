@@ -11,6 +11,9 @@ import pytest
 from keelscope import plugins
 from keelscope.diagnosis import Report, compare, diagnose
 from keelscope.errors import UnknownNameError, UsageError
+from keelscope.store.reader import open_run
+from keelscope.store.schema import Row, RunLayout
+from keelscope.store.writer import RunWriter
 
 N = 32
 
@@ -170,3 +173,37 @@ def test_a_run_without_gradients_can_be_compared(make_run):
     comparison = compare(empty, make_run(sloped(0)))
     assert np.isnan(comparison.gradient.levels[0]).all()
     assert "empty" in str(comparison)
+
+
+def test_the_notes_say_when_the_weights_were_measured(make_run):
+    def edit(k, values, observed):
+        if k % 10:
+            del values["parameters"]
+
+    late = diagnose(make_run(np.ones((13, 8)), edit=edit))
+    assert late.weights_step == 100
+    assert "The weights column was measured at step 100, the last one with weights up to the table's." in late.notes
+    for report in (
+        diagnose(make_run(np.ones((11, 8)), edit=edit)),
+        diagnose(make_run(np.ones(8), groups=("gradients",))),
+    ):
+        assert not any("weights column" in note for note in report.notes)
+
+
+def test_a_file_left_by_a_dead_writer_is_said_to_be(make_run, tmp_path):
+    run = make_run(np.ones((7, 8)))
+    layout = RunLayout(run.info, tuple(run.groups.values()), coverage=run.coverage)
+    writer = RunWriter(tmp_path / "live.h5", layout)
+    for k, step in enumerate(run.steps):
+        values = {
+            g: {s.name: run[f"{g}/{s.name}"].values[k] for s in spec.statistics} for g, spec in run.groups.items()
+        }
+        writer.append(Row(int(step), float(k), values))
+    writer.flush()
+    (tmp_path / "left.h5").write_bytes(writer.path.read_bytes())  # as if its writer had been killed now
+    writer.close()
+    for name, stopped in (("left.h5", True), ("live.h5", False)):
+        with open_run(tmp_path / name) as opened:
+            text = diagnose(opened).to_text(width=200)
+            assert opened.stopped is stopped
+            assert ("The recording process ended without closing the file; 7 rows were recovered." in text) is stopped

@@ -111,7 +111,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert file_state(tmp_path / "keel.h5") is FileState.DEAD
     with open_run(tmp_path / "keel.h5") as run:
         assert run.info == make_layout().info
-        assert (run.live, run.steps.tolist()) == (False, list(range(21)))
+        assert (run.live, run.stopped, run.steps.tolist()) == (False, True, list(range(21)))
 
 
 def test_a_copy_of_a_live_run_is_read_like_a_killed_one(tmp_path, layout, make_row):

@@ -74,7 +74,7 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
     yield Finding(
         rule,
         Severity.ERROR,
-        f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} {times(-shape.total)} over "
+        f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} by a fitted {times(-shape.total)} over "
         f"{_part(evidence, worst)}: S = {decades(shape.total)} decades, limit "
         f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
         sites=sites,

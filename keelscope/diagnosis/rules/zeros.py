@@ -1,0 +1,107 @@
+"""The rule on gradients that arrive and are exactly 0; those that are missing are the subject of `coverage`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
+from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.formatting import count
+
+if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence
+
+__all__ = ["RULES", "zero_gradient"]
+
+
+def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
+    """A gradient arrived and is exactly 0, entry by entry, on every recent step.
+
+    Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
+    missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
+    (see `vanishing`). Biases alone are only worth knowing: a convolution bias before BatchNorm and a key bias in
+    attention have gradient 0 by construction. ERROR when the input end of the main stack, or most of it, is at 0. With
+    a single recorded step the severity is INFO if the stack is alive or a weight is 0: ReZero, LoRA and Fixup start so.
+
+    Source: None against 0.0 in PyTorch; awslabs smdebug "AllZero".
+
+    Remedy: look for a multiplication by 0 (gate, mask, dead activation) towards the output of the named modules.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        One finding for modules, one for parameters whose module does receive a gradient.
+    """
+    modules = _zero_sites(evidence, OUTPUT_GRADIENT)
+    if modules and not any(p.shape.floored for p in evidence.profiles.values()):
+        last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
+        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{last}."
+        yield _zero_finding(evidence, modules, statement, _module_severity(evidence, modules))
+    parameters = [p for p in _zero_sites(evidence, PARAMETER_GRADIENT) if not _inside(p, modules)]
+    biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
+    weights = [path for path in parameters if path not in biases]
+    if weights:
+        statement = f"The gradient is exactly 0 in {_named(weights, 'parameter')}, in modules that do receive one."
+        yield _zero_finding(evidence, weights, statement, Severity.WARNING)
+    if biases:
+        statement = (
+            f"The gradient is exactly 0 in {_named(biases, 'bias')}, as it is by construction before BatchNorm "
+            "and for attention keys."
+        )
+        yield _zero_finding(evidence, biases, statement, Severity.INFO)
+
+
+def _module_severity(evidence: Evidence, modules: Sequence[str]) -> Severity:
+    """ERROR when the gradient of the stack stops there, unless a zero weight at the start explains it."""
+    gradient, layers = evidence.gradient, {site.path for site in evidence.axis.sites}
+    if gradient is None or not gradient.shape.stops or layers.isdisjoint(modules):
+        return Severity.WARNING
+    weights = [path for path in _zero_sites(evidence, "parameters/norm") if not path.endswith("bias")]
+    return Severity.WARNING if weights and evidence.steps.size == 1 else Severity.ERROR
+
+
+def _zero_sites(evidence: Evidence, key: str) -> list[str]:
+    """Paths whose recent values are all exactly 0, input side first."""
+    series = evidence.window(key)
+    if series is None or len(series) == 0:
+        return []
+    values = np.asarray(series.values)
+    zero = ((values == 0) | np.isnan(values)).all(axis=0) & (values == 0).any(axis=0)
+    return [path for path, flag in zip(series.paths, zero, strict=True) if flag]
+
+
+def _inside(parameter: str, modules: Sequence[str]) -> bool:
+    return any(not module or parameter.startswith(f"{module}.") for module in modules)
+
+
+def _zero_finding(evidence: Evidence, sites: Sequence[str], statement: str, severity: Severity) -> Finding:
+    single = evidence.steps.size == 1
+    if single and severity is Severity.WARNING:
+        statement += " Only one step is recorded: zero initialisation (ReZero, LoRA, Fixup) looks the same."
+        severity = Severity.INFO
+    return Finding(
+        "zero_gradient",
+        severity,
+        statement,
+        sites=tuple(sites),
+        steps=_recent(evidence),
+        value=0.0,
+        threshold=0.0,
+        remedy="Look towards the output for a multiplication by 0: a closed gate, a mask, a dead activation.",
+    )
+
+
+def _named(paths: Sequence[str], noun: str) -> str:
+    """``3 modules (a, b and c)``."""
+    return f"{count(len(paths), noun, 'biases' if noun == 'bias' else '')} ({name_sites(paths)})"
+
+
+def _recent(evidence: Evidence) -> tuple[int, int] | None:
+    return (int(evidence.steps[0]), int(evidence.steps[-1])) if evidence.steps.size else None
+
+
+RULES = (zero_gradient,)
