@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer
 
-__all__ = ["untouched"]
+__all__ = ["global_random_states", "untouched"]
 
 
 @contextmanager
@@ -38,17 +38,28 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def global_random_states() -> Iterator[None]:
+    """Give the global generators of Python and numpy back as they were.
+
+    Yields:
+        Once.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global state users draw from
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+@contextmanager
 def _random_states(model: nn.Module) -> Iterator[None]:
     """The generators of torch (on the model's devices), numpy and Python."""
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type not in {"cpu", "meta"}}
     kind = next(iter(devices)).type if devices else "cuda"
-    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global state users draw from
-    try:
-        with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
-            yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002
+    numbers = [device.index or 0 for device in devices]
+    with global_random_states(), torch.random.fork_rng(numbers, device_type=kind):
+        yield
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import subprocess
 import sys
 import threading
@@ -459,6 +460,28 @@ def test_tied_weights_count_once():
     assert [(site.path, site.aliases) for site in series.sites] == [("0.weight", ("1.weight",))]
     assert series.values[0, 0] == pytest.approx(total, rel=1e-6)
     assert watch.run["scalars/grad_norm_total"].values[0] == pytest.approx(total, rel=1e-6)
+
+
+def test_watching_draws_no_random_numbers():
+    """Also not those of Python and numpy, and not to find out what a class of the user's does."""
+
+    class NoisyNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            noise = 1e-9 * (random.random() + np.random.rand() + torch.rand(()))  # noqa: NPY002 - a user's global state
+            return self.weight * x / (x.square().mean(-1, keepdim=True) + noise).sqrt()
+
+    def states() -> list[object]:
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]  # noqa: NPY002
+
+    model = nn.Sequential(nn.Linear(4, 6), NoisyNorm(), nn.Linear(6, 1))
+    before = states()
+    watch = ks.watch(model, sites="all")
+    assert states() == before
+    watch.close()
 
 
 class TestLifecycle:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from keelscope.untouched import global_random_states
+
 __all__ = ["Setting", "StandIn", "is_simple", "settings_for"]
 
 Setting = tuple[torch.device, torch.dtype]
@@ -108,9 +110,10 @@ class StandIn:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """No gradients, no autocast, no compilation, no warnings, and the random state as it was."""
+    """No gradients, no autocast, no compilation, no warnings, and the random states as they were."""
     compiled = "torch._dynamo" in sys.modules
     with (
+        global_random_states(),
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[]),
         torch.no_grad(),
