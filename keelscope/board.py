@@ -32,6 +32,8 @@ class Board:
     def __init__(self) -> None:
         self._parts: dict[tuple[torch.device, Terms], list[Tensor]] = defaultdict(list)
         self._lock = threading.Lock()
+        self.reached = False
+        """Whether a gradient has reached an output of the step."""
 
     def put(self, terms: Terms, tensors: tuple[Tensor, ...]) -> Slot:
         """Compute terms where the tensors are, without waiting for the device.

@@ -67,6 +67,17 @@ class StepRecord:
     board: Board = field(default_factory=Board)
     calls: list[CallRecord] = field(default_factory=list)
     parameters: dict[int, ParameterRecord] = field(default_factory=dict)
+    of_site: dict[int, list[CallRecord]] = field(default_factory=dict)
+    """The same calls by site."""
+
+    def add(self, call: CallRecord) -> None:
+        """Take in the next call."""
+        self.calls.append(call)
+        self.of_site.setdefault(call.site, []).append(call)
+
+    def latest(self, site: int) -> CallRecord | None:
+        """The last call of a site that no checkpointed region has repeated."""
+        return next((call for call in reversed(self.of_site.get(site, ())) if not call.recomputed), None)
 
     @property
     def saw_forward(self) -> bool:
@@ -76,7 +87,7 @@ class StepRecord:
     @property
     def saw_backward(self) -> bool:
         """Whether a gradient arrived."""
-        return bool(self.parameters) or any(call.first_gradient() for call in self.calls)
+        return bool(self.parameters) or self.board.reached  # asked at every module: no walk over the calls
 
 
 @dataclass(frozen=True, slots=True)

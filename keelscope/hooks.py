@@ -121,7 +121,7 @@ class ModuleHooks:
     def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
         """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
         if in_backward():
-            latest = next((c for c in reversed(step.calls) if c.site == site and not c.recomputed), None)
+            latest = step.latest(site)
             self.missed |= latest is None
             if latest is None or latest.tracked:
                 return None
@@ -130,7 +130,7 @@ class ModuleHooks:
         tracked = any(tensor.requires_grad for _, tensor in leaves)
         waiting = self._inputs.get(site)  # several where a module calls itself
         call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=waiting.pop() if waiting else {})
-        step.calls.append(call)
+        step.add(call)
         return call
 
     @contained
@@ -177,6 +177,7 @@ class ModuleHooks:
         if hook.kept is not None and hook.kept.unchanged:
             slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
         hook.events.append(slots)
+        hook.board.reached = True
         self.seconds += time.perf_counter() - start
 
     def _observe(self, site: int, tap: Tap, tensors: Tensors, module: nn.Module, board: Board) -> TermSlots:

@@ -210,6 +210,25 @@ def test_validation_stays_out(every):
     assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
 
 
+def test_what_is_done_at_a_module_does_not_grow_with_depth():
+    """Deciding where a forward belongs looks at no other call of the step."""
+
+    class Calls(list):
+        walked = 0
+
+        def __iter__(self):
+            Calls.walked += 1
+            return super().__iter__()
+
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(30)])
+    optimizer = sgd(model)
+    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+        watch._recorder.current.calls = Calls()
+        model(batch()).sum().backward()
+        optimizer.step()
+        assert Calls.walked < 10
+
+
 def test_validation_is_not_measured():
     """Once a step has shown how the model trains, forwards without gradient cost nothing and hold no memory."""
     seen = []
