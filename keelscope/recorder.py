@@ -224,6 +224,7 @@ class Recorder:
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
+        self.residuals = ResidualHooks({}, ())
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
