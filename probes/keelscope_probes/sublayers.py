@@ -29,15 +29,13 @@ _recogniser = Recogniser()
 
 
 def _squares(tensor: Tensor) -> Tensor:
-    """Sum of squares in float64; NaN of nothing."""
+    """Sum of squares in float64."""
     wide = stored(tensor).double()
-    return torch.dot(wide, wide) if wide.numel() else constant(float("nan"), tensor.device)
+    return torch.dot(wide, wide)
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    if not left.numel() or not right.numel():
-        return constant(float("nan"), left.device)
-    return torch.dot(stored(left).double(), stored(right).double())
+    return torch.dot(left.reshape(-1).double(), right.reshape(-1).double())
 
 
 def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
@@ -54,7 +52,7 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
             absorbed.sum().double(),
             moving.sum().double(),
             constant(stream.numel(), stream.device),
-            norm.double(),
+            norm.sum().double(),
         ]
     )
 
@@ -64,7 +62,7 @@ _SUM = additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "
 
 def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    return stream, shortcut, branch, constant(float(not isinstance(norm, nn.Identity)), stream.device)
+    return stream, shortcut, branch, stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)))
 
 
 def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -136,21 +134,25 @@ SHORTCUT_GAIN = Statistic(
 )
 
 
+_WAYS = ("leaving", "total", "shortcut", "branch", "entering", "shortcut_only")
+
+
 def _gradient_terms(*gradients: Tensor) -> Tensor:
-    """Squares of the six gradients, and the product of shortcut and branch part."""
-    return torch.stack([*(_squares(gradient) for gradient in gradients), _product(gradients[2], gradients[3])])
+    """Squares and numbers of entries of the six gradients, and the product of shortcut and branch part."""
+    counts = [constant(gradient.numel(), gradient.device) for gradient in gradients]
+    return torch.stack([*map(_squares, gradients), *counts, _product(gradients[2], gradients[3])])
 
 
 _GRADIENTS = additive(
     "residual_gradients",
-    ("leaving", "total", "shortcut", "branch", "entering", "shortcut_only", "product"),
+    (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
     _gradient_terms,
-    degrees=(2, 2, 2, 2, 2, 2, 2),
+    degrees=(2,) * 6 + (0,) * 6 + (2,),
 )
 
 
-def _root(column: str) -> Callable[[Columns], NDArray[np.float64]]:
-    return lambda t: np.sqrt(t[column])
+def _root(way: str) -> Callable[[Columns], NDArray[np.float64]]:
+    return lambda t: np.sqrt(np.where(t[f"{way}_entries"] > 0, t[way], np.nan))
 
 
 def _path_cosine(t: Columns) -> NDArray[np.float64]:
