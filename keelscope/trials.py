@@ -240,12 +240,14 @@ class _Host(nn.Module):
     def __init__(self, inner: nn.Module, width: int = 0) -> None:
         super().__init__()
         self.inner, self.scale = inner, nn.Parameter(torch.ones(()))
+        self.stem = nn.Linear(width, width) if width else None
         self.branch = nn.Linear(width, width) if width else None
 
     def forward(self, *inputs: object) -> Tensor:
         scaled = [self.scale * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
-        if self.branch is not None:
-            scaled = [x + self.branch(x) for x in scaled if isinstance(x, Tensor)]
+        if self.stem is not None and self.branch is not None:
+            streams = [self.stem(x) for x in scaled]
+            scaled = [x + self.branch(x) for x in streams]
         leaves = [leaf for _, leaf in floating_leaves(self.inner(*scaled))]
         return torch.stack([leaf.double().square().mean() for leaf in leaves]).sum()
 
