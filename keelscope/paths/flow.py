@@ -144,7 +144,7 @@ class PathFlow:
             return
         stream.is_done = True
         gradient = gradient.detach()
-        if not stream.enters:  # the end of a stream: all that arrives comes from outside
+        if key not in self._regions.entered:  # the end of a stream: all that arrives comes from outside
             stream.carried = gradient
         for position in stream.enters:
             self._emit(position, stream, gradient)
@@ -167,8 +167,8 @@ class PathFlow:
 
     def _carry_on(self, key: Key, stream: _Stream) -> None:
         """Hand what shortcuts carried on to the stream tensors before."""
-        hop = self._regions.hops[key]
-        if not hop.targets:
+        hop = self._regions.hops.get(key)
+        if hop is None or not hop.targets:
             return
         reason = obstacle(self._graph, hop) if stream.is_known else ""
         if reason:

@@ -35,14 +35,17 @@ class Regions:
 
     def __init__(self, live: LiveGraph) -> None:
         self._graph = live.graph
-        self.streams = frozenset(key for s in live.sublayers for key in (s.entering, s.leaving))
+        places = (*live.sublayers, *live.further)
+        self.entered = frozenset(place.entering for place in places)
+        """Every stream tensor before a sub-layer."""
+        self.streams = self.entered | {place.leaving for place in places}
         """Every stream tensor before or after a sub-layer."""
-        self.cuts = frozenset(key for s in live.sublayers for key in s.branches)
+        self.cuts = frozenset(key for place in places for key in place.branches)
         """Outputs of branches."""
         self.branches = self._behind(key[0] for key in self.cuts)
         """Nodes of branches."""
-        self.hops = {key: self._hop(key) for key in self.streams}
-        """Per stream tensor the way on along shortcuts."""
+        self.hops = {place.leaving: self._hop(place.leaving) for place in places}
+        """Per stream tensor after a sub-layer the way on along shortcuts; where a stream begins, it ends."""
         self._on_hops = frozenset(node for hop in self.hops.values() for node in hop.nodes)
 
     def is_branch(self, node: int) -> bool:

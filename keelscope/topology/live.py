@@ -55,6 +55,7 @@ class LiveGraph:
 
     Args:
         sublayers: where they lie.
+        further: sums that take the branches of sub-layers up into another stream.
         trails: follows tensors through the graph.
         terms: takes expressions apart.
         weights: reads weights.
@@ -64,6 +65,7 @@ class LiveGraph:
     def __init__(
         self,
         sublayers: Sequence[LiveSublayer],
+        further: Sequence[LiveSublayer],
         trails: Trails,
         terms: Terms,
         weights: Coefficients,
@@ -71,6 +73,7 @@ class LiveGraph:
     ) -> None:
         self.graph: Graph = terms.graph
         self.sublayers = tuple(sublayers)
+        self.further = tuple(further)
         self._trails = trails
         self._terms = terms
         self._weights = weights

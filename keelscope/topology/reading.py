@@ -136,7 +136,9 @@ class Reading:
         found = of_additions(topology.sublayers, self._places, self._trails)
         found += of_declared(topology.sublayers, self._calls)
         found.sort(key=lambda sublayer: sublayer.index)
-        return LiveGraph(found, self._trails, self._terms, self._weights, tensors)
+        seconds = [record for record in topology.further if record.form.startswith(SECOND)]
+        further = of_additions(seconds, self._places, self._trails)
+        return LiveGraph(found, further, self._trails, self._terms, self._weights, tensors)
 
     def expects_more(self) -> bool:
         """Whether the next backward pass will show more, which is then listened to."""
