@@ -6,8 +6,8 @@ or optimizers' progress.
 
 from __future__ import annotations
 
+import logging
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -23,7 +23,6 @@ from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
-from keelscope.errors import CoverageWarning
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout
 from keelscope.lossscale import LossScale
@@ -44,6 +43,8 @@ from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGraph, Topology
 
 __all__ = ["Recorder", "RowValues", "total_norm"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +190,7 @@ class Recorder:
             group for group, probes in groups.items() if probes[0].tap.axis is Axis.SUBLAYER and not len(axes[group])
         }
         for group in empty:
-            text = f"{group} are not recorded: no residual sub-layer was found in the first recorded step."
-            warnings.warn(text, CoverageWarning, stacklevel=2)
+            _log.info("%s are not recorded: no residual sub-layer was found in the first recorded step", group)
         self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty)
         return {group: axis for group, axis in axes.items() if group not in empty}
 
