@@ -18,13 +18,11 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from keelscope.paths.regions import Hop
+from keelscope.paths.regions import WRAPPERS, Hop
+from keelscope.topology.coefficients import is_readable
 from keelscope.topology.graph import Graph, Key, operation
 
 __all__ = ["carry", "obstacle"]
-
-_TRANSPARENT = frozenset({"RegisterPostBackwardFunction"})
-"""What FSDP puts around the inputs of a wrapped module: the identity, but for what it sets off in a backward pass."""
 
 
 def carry(graph: Graph, hop: Hop, gradient: Tensor, cuts: frozenset[Key]) -> dict[Key, Tensor]:
@@ -69,17 +67,19 @@ def obstacle(graph: Graph, hop: Hop) -> str:
     for index in hop.nodes:
         node = graph.nodes[index]
         name = operation(node)
-        if name in _TRANSPARENT:
+        if name in WRAPPERS:
             continue
         if isinstance(node, BackwardCFunction):
             return f"the shortcut passes {name}, a function whose backward is not torch's own"
-        if any(getattr(saved, "unpack_hook", None) is not None for saved in _saved(node)):
+        if any(getattr(saved, "unpack_hook", None) is not None for saved in _raw(node)):
             return f"what {name} on the shortcut needs is kept by an activation checkpoint or another saving hook"
+        if not all(is_readable(saved) for saved in _saved(node)):
+            return f"what {name} on the shortcut needs is not in memory, as of a sharded weight that is not gathered"
     return ""
 
 
 def _through(node: Node, arriving: Sequence[Tensor | None]) -> Sequence[object]:
-    if operation(node) in _TRANSPARENT:
+    if operation(node) in WRAPPERS:
         return arriving
     passed: object = node(*arriving)  # type: ignore[operator]
     return passed if isinstance(passed, tuple) else (passed,)
@@ -101,15 +101,26 @@ def _outputs(node: Node) -> int:
     return len(getattr(node, "_input_metadata", (None,)))
 
 
-def _saved(node: Node) -> Iterator[object]:
-    for attribute in _raw_attributes(type(node)):
-        try:
-            value = getattr(node, attribute)
-        except RuntimeError:  # freed
-            continue
-        yield from value if isinstance(value, tuple | list) else (value,)
+def _raw(node: Node) -> Iterator[object]:
+    """What a node saved, still packed."""
+    for attribute in _attributes(type(node), "_raw_saved_"):
+        yield from _listed(node, attribute)
+
+
+def _saved(node: Node) -> Iterator[Tensor]:
+    """The tensors that a node saved; asked only where no hook would run."""
+    for attribute in _attributes(type(node), "_saved_"):
+        yield from (value for value in _listed(node, attribute) if isinstance(value, Tensor))
+
+
+def _listed(node: Node, attribute: str) -> Sequence[object]:
+    try:
+        value: object = getattr(node, attribute)
+    except RuntimeError:  # freed, or written into since: the real backward pass would fail here too
+        return ()
+    return value if isinstance(value, tuple | list) else (value,)
 
 
 @functools.cache
-def _raw_attributes(kind: type[Node]) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+def _attributes(kind: type[Node], prefix: str) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith(prefix))

@@ -87,6 +87,9 @@ class PathFlow:
             self._before(key[0], self._on_stream(key))
             for reader in dict.fromkeys(self._graph.readers.get(key, ())):
                 self._after(reader, self._on_reader(key, reader))
+        for key, hop in self._regions.hops.items():
+            if hop.start != key:
+                self._before(hop.start[0], self._on_start(key))
         for position, sublayer in enumerate(self._sublayers):
             if sublayer.addition is not None:
                 self._before(sublayer.addition.root, self._on_total(position))
@@ -107,6 +110,12 @@ class PathFlow:
     def _on_stream(self, key: Key) -> Callable[[Gradients], None]:
         def arrived(outputs: Gradients) -> None:
             self._arrived(key, outputs[key[1]])
+
+        return arrived
+
+    def _on_start(self, key: Key) -> Callable[[Gradients], None]:
+        def arrived(_: Gradients) -> None:
+            self._carry_on(key)
 
         return arrived
 
@@ -149,8 +158,10 @@ class PathFlow:
         for position in stream.enters:
             self._emit(position, stream, gradient)
         self._leaving.update(dict.fromkeys(stream.leaves, gradient))
-        self._carry_on(key, stream)
-        stream.shortcut = stream.branch = stream.carried = None
+        stream.shortcut = stream.branch = None
+        hop = self._regions.hops.get(key)
+        if hop is None or hop.start == key:
+            self._carry_on(key)
 
     def _emit(self, position: int, stream: _Stream, gradient: Tensor) -> None:
         """Report a sub-layer; a part that nothing arrived for is zero."""
@@ -165,19 +176,21 @@ class PathFlow:
         )
         self._report(self._sublayers[position].index, gradients)
 
-    def _carry_on(self, key: Key, stream: _Stream) -> None:
+    @contained
+    def _carry_on(self, key: Key) -> None:
         """Hand what shortcuts carried on to the stream tensors before."""
-        hop = self._regions.hops.get(key)
-        if hop is None or not hop.targets:
+        hop, stream = self._regions.hops.get(key), self._streams.get(key)
+        if hop is None or stream is None:
             return
+        carried, stream.carried = stream.carried, None
         reason = obstacle(self._graph, hop) if stream.is_known else ""
         if reason:
             self.obstacles[reason] = None
         if reason or not stream.is_known:
             for target in hop.targets:
                 self._streams[target].is_known = False
-        elif stream.carried is not None:
-            for target, part in carry(self._graph, hop, stream.carried, self._regions.cuts).items():
+        elif carried is not None:
+            for target, part in carry(self._graph, hop, carried, self._regions.cuts).items():
                 self._streams[target].carried = _plus(self._streams[target].carried, part)
 
 

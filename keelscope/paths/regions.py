@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keelscope.topology.graph import Key
+from keelscope.topology.graph import Key, operation
 from keelscope.topology.live import LiveGraph
 
-__all__ = ["Hop", "Regions"]
+__all__ = ["WRAPPERS", "Hop", "Regions"]
+
+WRAPPERS = frozenset({"RegisterPostBackwardFunction"})
+"""What FSDP puts around the inputs of a wrapped module: the identity, but for what it sets off in a backward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,7 @@ class Hop:
     """The way from one stream tensor back to earlier ones along shortcuts."""
 
     start: Key
+    """The stream tensor, before what a wrapper makes of it: a sharded block's weights are there from here on."""
     nodes: tuple[int, ...]
     """Latest first; the first one made the start."""
     targets: frozenset[Key]
@@ -70,6 +74,7 @@ class Regions:
     def _hop(self, start: Key) -> Hop:
         if start in self.cuts:
             return Hop(start, (), frozenset())
+        start = self._unwrapped(start)
         stack, found = [start[0]], {start[0]}
         while stack:
             for key in self._graph.inputs[stack.pop()]:
@@ -78,6 +83,14 @@ class Regions:
                 found.add(key[0])
                 stack.append(key[0])
         return self._leading(start, found)
+
+    def _unwrapped(self, key: Key) -> Key:
+        while operation(self._graph.nodes[key[0]]) in WRAPPERS:
+            source = self._graph.inputs[key[0]][key[1]]
+            if source is None or source in self.streams:
+                break
+            key = source
+        return key
 
     def _leading(self, start: Key, found: set[int]) -> Hop:
         """The nodes of a hop that lead to a stream tensor; a parameter's side does not."""

@@ -18,7 +18,7 @@ from keelscope.topology.graph import Key
 from keelscope.topology.module_calls import CallSites
 from keelscope.topology.terms import Factor, Terms
 
-__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "mean", "product", "total"]
+__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "is_readable", "mean", "product", "total"]
 
 _RANK = ("one", "constant", "buffer", "learnable scalar", "learnable vector", "gate (token)", "unknown")
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather"})
@@ -127,7 +127,7 @@ class Coefficients:
         self._known: dict[Factor, Coefficient] = {}
         self._parameters = {id(p): name for name, p in model.named_parameters()}
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
-        self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if _is_readable(tensor)}
+        self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if is_readable(tensor)}
 
     def of(self, factors: Sequence[Factor]) -> Coefficient:
         """The product of factors as one weight; factors that drop entries at random count as 1."""
@@ -198,7 +198,7 @@ class Coefficients:
             value = getattr(node, factor.saved)
         except RuntimeError:  # changed in place since, or freed by a backward pass
             return None
-        return value.detach() if isinstance(value, Tensor) and _is_readable(value) else None
+        return value.detach() if isinstance(value, Tensor) and is_readable(value) else None
 
     def _fixed_weight(self, factor: Factor, saved: Tensor | None) -> Coefficient:
         """A weight that needs no gradient: a number, a buffer, a frozen parameter or a dropout mask."""
@@ -250,8 +250,19 @@ class Coefficients:
         return list(names), depends
 
 
-def _is_readable(tensor: Tensor) -> bool:
-    """Whether a tensor's values are there, and looking at them runs no code of a subclass (a DTensor communicates)."""
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a tensor's values are there, and looking at them runs no code of a subclass (a DTensor communicates).
+
+    Args:
+        tensor: any tensor.
+
+    Returns:
+        False for subclasses, tensors without data, and tensors whose storage was freed.
+
+    Example:
+        >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
+        (True, False)
+    """
     if type(tensor) not in {Tensor, nn.Parameter, nn.Buffer} or tensor.is_meta or tensor.layout != torch.strided:
         return False
     # FSDP frees the storage of whole parameters after the forward of a block, while the graph keeps the tensors.
@@ -269,7 +280,7 @@ def mean(tensor: Tensor) -> float | None:
     Returns:
         The mean; None if the values are not there, or looking at them would run other code.
     """
-    if not _is_readable(tensor) or tensor.is_complex():
+    if not is_readable(tensor) or tensor.is_complex():
         return None
     if tensor.numel() == 1:
         return float(tensor)
