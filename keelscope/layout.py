@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from keelscope.probe import Probe, Tap, group_of
+from keelscope.probe import Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
 
@@ -24,6 +24,7 @@ __all__ = ["AxisOrder", "by_group", "draw_layout"]
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
+    Tap.JACOBIAN: {"merge": "over calls and micro-batches", "when": "during the backward pass, on its own graph"},
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
@@ -52,7 +53,7 @@ class AxisOrder:
     def of(self, plan: SitePlan, probes: Sequence[Probe]) -> NDArray[np.intp]:
         """Registration indices in axis order of the sites any of the probes (of one group) fits."""
         if probes[0].tap.of_module:
-            fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
+            fitting = [any(fits_site(p, w.module, w.site.role) for p in probes) for w in plan.modules]
             return _kept(self.modules, fitting)
         fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
         return _kept(self.parameters, fitting)
