@@ -31,11 +31,6 @@ class Operator:
     jvp: Callable[[Tensor], Tensor] | None = None
     """``J v``: ``[*input]`` -> ``[*output]``; None where only `vjp` is known."""
 
-    @property
-    def rank_bound(self) -> int:
-        """Number of singular values."""
-        return min(self.inputs.numel(), self.outputs.numel())
-
 
 def matrix_operator(matrix: Tensor) -> Operator:
     """The operator of an explicit matrix.

@@ -24,7 +24,7 @@ __all__ = ["JACOBIANS", "JACOBIAN_SPECTRUM", "LYAPUNOV", "Products"]
 
 _EVERY = 20
 """Jacobians move as slowly as the weights: each twentieth recorded step."""
-_STEPS = 12
+_STEPS = 16
 _EXPONENTS = 4
 
 
