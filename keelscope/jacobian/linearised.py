@@ -130,12 +130,12 @@ class _Walk:
             results = step.called(gradients)
             for edge in step.edges:
                 result = results[edge.slot]
-                if result is not None:
-                    size = 1 if edge.step < 0 else self._steps[edge.step].inputs
-                    there = arrived if edge.step < 0 else waiting.setdefault(edge.step, [None] * size)
-                    _with(there, edge.target, _fitted(result, edge))
-        if arrived[0] is None:
-            raise NotLinearisableError("lies outside of what this backward pass computes")
+                if result is None:  # a node leaves out what the backward pass around us does not ask for
+                    raise NotLinearisableError("passes a gradient on that this backward pass does not compute")
+                size = 1 if edge.step < 0 else self._steps[edge.step].inputs
+                there = arrived if edge.step < 0 else waiting.setdefault(edge.step, [None] * size)
+                _with(there, edge.target, _fitted(result, edge))
+        assert arrived[0] is not None
         return arrived[0]
 
 
