@@ -20,7 +20,7 @@ from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
 from keelscope.jacobian.linearised import NotLinearisableError
-from keelscope.jacobian.passage import Gate, JacobianCalls
+from keelscope.jacobian.passage import Span, JacobianCalls
 from keelscope.leaves import floating_leaves
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, fits_site
 from keelscope.sites import WatchedModule
@@ -99,6 +99,7 @@ class ModuleHooks:
         """Give every handle back."""
         self._handles.close()
         self._on_leaves.close()
+        self.jacobians.begin()
         self.attached = False
 
     @contained
@@ -170,9 +171,9 @@ class ModuleHooks:
             if tensor.requires_grad:
                 target = _hookable(tensor, inputs)
                 shape = None if target is tensor else (tensor.shape, tensor.stride())
-                gate = self.jacobians.leave(call.site, module, tensor, target) if measured else None
+                span = self.jacobians.leave(call.site, module, tensor, target) if measured else None
                 measured = False
-                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape, gate)
+                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape, span)
                 handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
                 if target.is_leaf:  # a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
@@ -185,15 +186,15 @@ class ModuleHooks:
         slots = self._observe(hook.site, Tap.OUTPUT_GRADIENT, (gradient,), module, hook.board)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
-        if hook.gate is not None:
-            slots |= self._measure_jacobian(hook.site, hook.gate, module, hook.board)
+        if hook.span is not None:
+            slots |= self._measure_jacobian(hook.site, hook.span, module, hook.board)
         hook.events.append(slots)
         hook.board.reached = True
         self.seconds += time.perf_counter() - start
 
-    def _measure_jacobian(self, site: int, gate: Gate, module: nn.Module, board: Board) -> TermSlots:
+    def _measure_jacobian(self, site: int, span: Span, module: nn.Module, board: Board) -> TermSlots:
         due = [p for p in self._probes[site] if isinstance(p, JacobianProbe) and self.every(p)]
-        passage = self.jacobians.passage(site, gate) if due else None
+        passage = self.jacobians.passage(site, span) if due else None
         slots: TermSlots = {}
         if passage is None:
             return slots
@@ -253,8 +254,8 @@ class GradientHook:
     kept: KeptInput | None = None
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """Size and strides of the output, where the hook sits on the tensor that the output is a view of."""
-    gate: Gate | None = None
-    """To the module's Jacobian, where it is due."""
+    span: Span | None = None
+    """Of the call, where its Jacobian is due."""
 
     def __call__(self, gradient: Tensor) -> None:
         """Measure the gradient; returning None leaves it as it is."""

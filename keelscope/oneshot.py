@@ -102,9 +102,10 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
 
 def _attention_for(probes: Any) -> AbstractContextManager[None]:
     """Attention with a second derivative, which fused kernels lack, where a probe takes one."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     from keelscope.probe import resolve_probes
 
-    twice = any(getattr(probe, "forward_products", False) for probe in resolve_probes(probes))
-    return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
+    if not any(getattr(probe, "forward_products", False) for probe in resolve_probes(probes)):
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)

@@ -23,7 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from keelscope.errors import ProbeError, RecordingWarning
 from keelscope.jacobian.linearised import Entry
-from keelscope.jacobian.passage import Gate, Memory
+from keelscope.jacobian.passage import Span, Memory
 from keelscope.leaves import floating_leaves
 from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, group_of
 from keelscope.session import watch
@@ -94,7 +94,7 @@ class Trial:
             entry = Entry.of(x)
             output = floating_leaves(copy.deepcopy(self.owner).eval()(x))[0][1]
         assert output.grad_fn is not None
-        passage = Gate(entry, output.output_nr, (0, 0)).passage(Memory(), output.grad_fn)
+        passage = Span(entry, output.output_nr, (0, 0)).passage(Memory(), output.grad_fn)
         with torch.no_grad():
             return self.probe.measures(passage, self.owner)
 

@@ -68,7 +68,8 @@ def lyapunov_exponents(operators: Iterable[Operator], count: int, *, generator: 
     """Leading exponents of a chain, in decades per operator.
 
     With as many exponents as dimensions their sum is exactly ``log10 |det| / length``. Fewer ones converge to the
-    leading ones as the chain grows, with an error of the order of 1 / length from the random start.
+    leading ones from below as the chain grows: a random start has a part of 1 / sqrt(d) along the leading direction,
+    which costs up to ``log10(sqrt(d)) / length``. On a short chain the first is the growth of a typical direction.
 
     Args:
         operators: Jacobians from the top down: the one nearest the loss first.

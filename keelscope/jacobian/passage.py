@@ -1,7 +1,7 @@
 """One module call whose Jacobian can be measured, from the hook on its output while the backward pass is there.
 
-`keelscope.hooks` makes a `Gate` when the module has run and turns it into a `Passage` when the gradient arrives. The
-gate sits in a hook of the graph itself, so that it refers to what lies before the module only: a reference to the
+`keelscope.hooks` makes a `Span` when the module has run and turns it into a `Passage` when the gradient arrives. The
+span sits in a hook of the graph itself, so that it refers to what lies before the module only: a reference to the
 output would keep the graph alive for ever.
 """
 
@@ -19,7 +19,7 @@ from keelscope.errors import CoverageWarning
 from keelscope.jacobian.linearised import Entry, NotLinearisableError, linearised
 from keelscope.jacobian.operators import Operator
 
-__all__ = ["Gate", "JacobianCalls", "Memory", "Passage"]
+__all__ = ["Span", "JacobianCalls", "Memory", "Passage"]
 
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 _SEED = 0x6A61636F
@@ -67,7 +67,7 @@ class Passage:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Gate:
+class Span:
     """What has to be known of a call before its backward pass."""
 
     entry: Entry
@@ -115,7 +115,7 @@ class JacobianCalls:
         tensor = next(tracked, None) if torch.is_grad_enabled() else None
         self._entered.setdefault(site, []).append(None if tensor is None else Entry.of(tensor))
 
-    def leave(self, site: int, module: nn.Module, output: Tensor, hooked: Tensor) -> Gate | None:
+    def leave(self, site: int, module: nn.Module, output: Tensor, hooked: Tensor) -> Span | None:
         """A module has run.
 
         Args:
@@ -125,7 +125,7 @@ class JacobianCalls:
             hooked: the tensor that carries the gradient hook.
 
         Returns:
-            The gate; None if the Jacobian cannot be measured here.
+            The span; None if the Jacobian cannot be measured here.
         """
         waiting = self._entered.get(site)
         entry = waiting.pop() if waiting else None
@@ -135,15 +135,15 @@ class JacobianCalls:
             return None
         assert output.grad_fn is not None
         above = int(output.grad_fn._sequence_nr()), output.output_nr
-        return Gate(entry, hooked.output_nr, above)
+        return Span(entry, hooked.output_nr, above)
 
-    def passage(self, site: int, gate: Gate) -> Passage | None:
+    def passage(self, site: int, span: Span) -> Passage | None:
         """The gradient has arrived; None if the Jacobian cannot be measured."""
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.refuse(site, "is differentiated inside a functorch transform")
             return None
         try:
-            return gate.passage(self._memory, torch._C._current_autograd_node())
+            return span.passage(self._memory, torch._C._current_autograd_node())
         except NotLinearisableError as error:
             self.refuse(site, str(error))
             return None

@@ -154,8 +154,8 @@ EXPONENTS = Statistic(
     additive("lyapunov_sums", ("number", *(f"exponent_{i}" for i in range(_EXPONENTS))), _sums_of),
     _mean_exponents,
     "decades",
-    "Leading Lyapunov exponents of the blocks from here to the top, mean log10 growth per block: the value at the "
-    "lowest block is that of the stack.",
+    "Lyapunov exponents of the blocks from here to the top, mean log10 growth per block of a frame carried down from "
+    "random directions: the value at the lowest block is that of the stack.",
     dims=("exponent",),
     coords={"exponent": tuple(float(i + 1) for i in range(_EXPONENTS))},
 )
