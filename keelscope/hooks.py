@@ -20,7 +20,7 @@ from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
 from keelscope.jacobian.linearised import NotLinearisableError
-from keelscope.jacobian.passage import Span, JacobianCalls
+from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import floating_leaves
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, fits_site
 from keelscope.sites import WatchedModule

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from keelscope.probe import Probe, Tap, fits_site, group_of
+from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
 
@@ -26,6 +26,8 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
     Tap.JACOBIAN: {"merge": "over calls and micro-batches", "when": "during the backward pass, on its own graph"},
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
+    Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
+    Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
@@ -37,9 +39,11 @@ class AxisOrder:
     Args:
         plan: the sites in registration order.
         ran: indices into ``plan.modules``, in the order of their first call.
+        sublayers: number of residual sub-layers.
     """
 
-    def __init__(self, plan: SitePlan, ran: Sequence[int]) -> None:
+    def __init__(self, plan: SitePlan, ran: Sequence[int], sublayers: int = 0) -> None:
+        self.sublayers = sublayers
         seen = list(dict.fromkeys(ran))
         self.modules: NDArray[np.intp] = _completed(seen, len(plan.modules))
         rank = {id(plan.modules[i].module): place for place, i in enumerate(seen)}
@@ -52,6 +56,8 @@ class AxisOrder:
 
     def of(self, plan: SitePlan, probes: Sequence[Probe]) -> NDArray[np.intp]:
         """Registration indices in axis order of the sites any of the probes (of one group) fits."""
+        if probes[0].tap.axis is Axis.SUBLAYER:
+            return np.arange(self.sublayers)
         if probes[0].tap.of_module:
             fitting = [any(fits_site(p, w.module, w.site.role) for p in probes) for w in plan.modules]
             return _kept(self.modules, fitting)
@@ -81,6 +87,7 @@ def draw_layout(
     plan: SitePlan,
     probes: Sequence[Probe],
     axes: Mapping[str, NDArray[np.intp]],
+    sublayers: Sequence[Site] = (),
     *,
     title: str | Path | None,
     config: Mapping[str, object],
@@ -92,6 +99,7 @@ def draw_layout(
         plan: its sites.
         probes: what is recorded.
         axes: group -> registration indices along its site axis.
+        sublayers: the axis of residual sub-layers.
         title: run name or path; its stem is kept, nothing of the folder.
         config: JSON values to store.
 
@@ -111,8 +119,10 @@ def draw_layout(
         stacks=plan.stacks,
         config=dict(config),
     )
-    groups = by_group(probes).items()
-    return RunLayout(info, tuple(_group(name, found, _sites(plan, found, axes[name])) for name, found in groups))
+    groups = [(name, found) for name, found in by_group(probes).items() if name in axes]
+    return RunLayout(
+        info, tuple(_group(name, found, _sites(plan, sublayers, found, axes[name])) for name, found in groups)
+    )
 
 
 def _storable(seed: int) -> int:
@@ -120,7 +130,11 @@ def _storable(seed: int) -> int:
     return seed if seed < 1 << 63 else -1
 
 
-def _sites(plan: SitePlan, probes: Sequence[Probe], axis: NDArray[np.intp]) -> tuple[Site, ...]:
+def _sites(
+    plan: SitePlan, sublayers: Sequence[Site], probes: Sequence[Probe], axis: NDArray[np.intp]
+) -> tuple[Site, ...]:
+    if probes[0].tap.axis is Axis.SUBLAYER:
+        return tuple(sublayers)
     watched = plan.modules if probes[0].tap.of_module else plan.parameters
     return tuple(watched[i].site for i in axis)
 

@@ -36,7 +36,8 @@ def report(
         target: a module, a run, or the path of a run file.
         batch: for a module: it gets ``*batch[:-1]`` of a tuple, ``**batch`` of a mapping, `batch` itself otherwise.
         loss_fn: ``loss_fn(output, batch)``; None means ``output.loss``.
-        options: for a module, `probes`, `sites` and `config` as in `keelscope.watch`.
+        options: for a module, `probes` (default: those of `keelscope.watch` and ``"sublayers"``), `sites` and `config`
+            as in `keelscope.watch`.
 
     Returns:
         The report.
@@ -68,7 +69,8 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
         model: any module.
         batch: see `report`.
         loss_fn: see `report`.
-        options: `probes`, `sites` and `config` as in `keelscope.watch`.
+        options: `probes` (default: those of `keelscope.watch` and ``"sublayers"``), `sites` and `config` as in
+            `keelscope.watch`.
 
     Returns:
         A run with one row.
@@ -91,7 +93,8 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
         raise NothingToObserveError(
             f"no parameter of {type(model).__name__} requires a gradient; set requires_grad_(True) on those to observe."
         )
-    with untouched(model), _attention_for(options.get("probes", "default")):
+    options = {"probes": ("default", "sublayers"), **options}
+    with untouched(model), _attention_for(options["probes"]):
         with watch(model, **options) as session:
             loss = loss_of(model, batch, loss_fn)
             session.log(loss=loss)

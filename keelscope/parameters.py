@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from keelscope.board import Slot
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
-from keelscope.probe import Probe, Tap
+from keelscope.probe import Axis, Probe, Tap
 from keelscope.sites import WatchedParameter
 from keelscope.statistics import Terms
 
@@ -36,7 +36,9 @@ class ParameterHooks:
         self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
         self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
-        self._probes = [tuple(p for p in probes if not p.tap.of_module and p.fits(w.owner)) for w in parameters]
+        self._probes = [
+            tuple(p for p in probes if p.tap.axis is Axis.PARAMETER and p.fits(w.owner)) for w in parameters
+        ]
         self._taps = {probe.tap for found in self._probes for probe in found}
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._leaf_always = leaf_always

@@ -22,6 +22,7 @@ from keelscope.statistics import Statistic
 
 __all__ = [
     "DEFAULT_PROBES",
+    "Axis",
     "JacobianProbe",
     "Probe",
     "Tap",
@@ -35,6 +36,15 @@ __all__ = [
 DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
 
 Tensors = tuple[Tensor, ...]
+
+
+class Axis(Enum):
+    """What the entries of a site axis are."""
+
+    MODULE = "module"
+    PARAMETER = "parameter"
+    SUBLAYER = "sublayer"
+    """Residual sub-layers in execution order, found in the first recorded step."""
 
 
 class Tap(Enum):
@@ -59,15 +69,47 @@ class Tap(Enum):
     UPDATE = "update"
     """What the optimizer added to a parameter, and the parameter before: two tensors."""
 
+    RESIDUAL_SUM = "residual_sum"
+    """What meets in a residual addition ``a x + b F``: the stream x, the shortcut a x, the branch b F. The owner is the
+    norm on the sum, or an identity."""
+    RESIDUAL_GRADIENTS = "residual_gradients"
+    """The gradients around a residual sub-layer, see `keelscope.paths.PathGradients`: six tensors, empty where one is
+    not known. The owner is the norm on the sum, or an identity."""
+
+    @property
+    def axis(self) -> Axis:
+        """What the site axis holds."""
+        return _AXES[self]
+
     @property
     def of_module(self) -> bool:
-        """Whether the site axis holds modules (else parameters)."""
-        return self in {Tap.INPUT, Tap.OUTPUT, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN}
+        """Whether the site axis holds modules."""
+        return self.axis is Axis.MODULE
 
     @property
     def of_gradient(self) -> bool:
-        """Whether it waits for a module's backward pass."""
+        """Whether what it shows grows with the loss, so that a loss scale is taken out."""
+        return self in _OF_GRADIENT
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether it waits for the backward pass of a module."""
         return self in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN}
+
+
+_AXES = {
+    Tap.INPUT: Axis.MODULE,
+    Tap.OUTPUT: Axis.MODULE,
+    Tap.OUTPUT_GRADIENT: Axis.MODULE,
+    Tap.INPUT_AND_GRADIENT: Axis.MODULE,
+    Tap.JACOBIAN: Axis.MODULE,
+    Tap.PARAMETER: Axis.PARAMETER,
+    Tap.PARAMETER_GRADIENT: Axis.PARAMETER,
+    Tap.UPDATE: Axis.PARAMETER,
+    Tap.RESIDUAL_SUM: Axis.SUBLAYER,
+    Tap.RESIDUAL_GRADIENTS: Axis.SUBLAYER,
+}
+_OF_GRADIENT = {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.PARAMETER_GRADIENT, Tap.RESIDUAL_GRADIENTS}
 
 
 @runtime_checkable
@@ -232,10 +274,10 @@ def _check_groups(probes: Iterable[Probe]) -> None:
     axes: dict[str, Probe] = {}
     for probe in probes:
         first = axes.setdefault(group_of(probe), probe)
-        if first.tap.of_module != probe.tap.of_module:
+        if first.tap.axis is not probe.tap.axis:
             raise ProbeError(
                 f"probes {first.name!r} and {probe.name!r} share the group {group_of(probe)!r}, but one observes "
-                "modules and the other parameters; give one of them another group."
+                f"{first.tap.axis.value}s and the other {probe.tap.axis.value}s; give one of them another group."
             )
         for statistic in probe.statistics:
             other = owners.setdefault((group_of(probe), statistic.name), probe.name)

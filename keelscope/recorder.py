@@ -6,6 +6,7 @@ or optimizers' progress.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +27,8 @@ from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Probe, Tap, group_of
+from keelscope.probe import Axis, Probe, Tap, group_of
+from keelscope.residuals import ResidualHooks
 from keelscope.rows import (
     Observations,
     module_calls,
@@ -37,11 +39,12 @@ from keelscope.rows import (
 )
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry, RunLayout
-from keelscope.structure import FirstLook, count_sublayers, describe
+from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
+from keelscope.topology import LiveGraph, Topology
 
 __all__ = ["Recorder", "RowValues", "total_norm"]
 
-_GRADIENTS = {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.PARAMETER_GRADIENT}
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class Recorder:
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
         self.modules.on_module = self.parameters.attach_owner
-        self.look = FirstLook(model, self.plan)
+        self.look = Look(model)
+        self.residuals = ResidualHooks(dict(self.plan.everything), self.probes)
+        self.look.on_read = self._observe_residuals
         self.modules.on_gradient = self.look.read
         self.parameters.on_backward = self._backward_begins
         self.backward_begins: Callable[[], None] = _nothing
@@ -121,17 +126,19 @@ class Recorder:
         self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
-        self.modules.every = self.parameters.every
+        self.modules.every = self.residuals.every = self.parameters.every
+        self.residuals.begin()
         if self._compiled and not self.modules.attached:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
         self.modules.attach()
         self.parameters.attach()
-        if not self._recorded:
-            self.look.listen()
+        if not self._recorded or self.residuals.is_due:
+            self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
     def pause(self) -> None:
         """Take every hook off the model."""
         self.look.stop()
+        self.residuals.end()
         self.modules.detach()
         self.parameters.detach()
         self._stance.close()
@@ -148,10 +155,10 @@ class Recorder:
         self.parameters.begin(self.current)
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
-        due = [probe for probe in self.probes if self.parameters.every(probe)]
+        self.look.stop()  # before the first row: it may complete what was read
         if not self.axes:
-            order = AxisOrder(self.plan, [call.site for call in step.calls])
-            self.axes = {group: order.of(self.plan, found) for group, found in by_group(self.probes).items()}
+            self.axes = self._lay_axes(step)
+        due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
             try:
@@ -161,7 +168,7 @@ class Recorder:
                 continue
             group, axis = group_of(probe), self.axes[group_of(probe)]
             row.values[group] |= {key: values[axis] for key, values in found.items()}
-            if not probe.tap.of_module:
+            if probe.tap.axis is Axis.PARAMETER:
                 row.observed[group] = seen[axis] | row.observed.get(group, False)
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
@@ -169,9 +176,26 @@ class Recorder:
         self._note_coverage(step)
         if self._keep_calls:
             self._keep(step, fetched)
-        self.look.stop()
+        self.residuals.end()
         self._recorded += 1
         return row
+
+    def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
+        """The site axis of every group that has sites; probes of the others are let go of."""
+        found = self.look.topology
+        order = AxisOrder(self.plan, [call.site for call in step.calls], len(found) if found is not None else 0)
+        groups = by_group(self.probes)
+        axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
+        empty = {
+            group for group, probes in groups.items() if probes[0].tap.axis is Axis.SUBLAYER and not len(axes[group])
+        }
+        for group in empty:
+            _log.info("%s are not recorded: no residual sub-layer was found in the first recorded step", group)
+        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty)
+        return {group: axis for group, axis in axes.items() if group not in empty}
+
+    def _observe_residuals(self, topology: Topology, live: LiveGraph) -> None:
+        self.residuals.observe(topology, live, self.current.board)
 
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
@@ -179,7 +203,7 @@ class Recorder:
         taps = {probe.tap for probe in self.probes}
         seen = Seen(
             self._called,
-            self._with_gradient if any(tap.of_gradient for tap in taps) else None,
+            self._with_gradient if any(tap.in_backward for tap in taps) else None,
             self._parameters_seen if Tap.PARAMETER_GRADIENT in taps else None,
             lost,
             backward=bool(self._with_gradient or self._parameters_seen),
@@ -201,6 +225,7 @@ class Recorder:
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
+        self.residuals = ResidualHooks({}, ())
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
@@ -216,7 +241,8 @@ class Recorder:
             The layout.
         """
         self.refresh_labels(model)
-        layout = draw_layout(model, self.plan, self.probes, self.axes, title=title, config=config)
+        sublayers = sublayer_sites(self.look.topology, self.plan)
+        layout = draw_layout(model, self.plan, self.probes, self.axes, sublayers, title=title, config=config)
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology))
         return replace(layout, info=info, coverage=self.coverage())
@@ -261,11 +287,14 @@ class Recorder:
         self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
     ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
         observations: Observations
-        if probe.tap.of_module:
+        if probe.tap.axis is Axis.SUBLAYER:
+            topology = self.look.topology
+            observations, sites = self.residuals.along(topology), len(topology) if topology is not None else 0
+        elif probe.tap.of_module:
             observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
         else:
             observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
-        scale = factor if probe.tap in _GRADIENTS else 1.0
+        scale = factor if probe.tap.of_gradient else 1.0
         return probe_values(probe, observations, fetched, sites, factor=scale)
 
     def _keep(self, step: StepRecord, fetched: Fetched) -> None:

@@ -41,7 +41,7 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         calls = [call for call in calls if call.differentiable]
     found: dict[int, list[TermSlots]] = {}
     for call in calls:
-        events = call.first_gradient() if tap.of_gradient else [_slots(tap, call)]
+        events = call.first_gradient() if tap.in_backward else [_slots(tap, call)]
         kept = [slots for slots in events if slots]
         if kept:
             found.setdefault(call.site, []).extend(kept)

@@ -1,77 +1,101 @@
 """The residual structure of the watched model, read while its first recorded step runs.
 
 Every module is listened to during that one forward (`keelscope.topology.GraphReader`), and the graph is read when the
-first gradient arrives, before backward has freed anything. No forward of its own is run.
+first gradient arrives, before backward has freed anything. No forward of its own is run. On steps where probes look at
+residual sub-layers (`keelscope.residuals`) the same is done again, since each step has a graph of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from keelscope.containment import contained
-from keelscope.hooks import NO_OP
+from keelscope.hooks import NO_OP, in_backward
+from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
-from keelscope.store.schema import Stack, SublayerInfo
-from keelscope.topology import GraphReader, Sublayer, Topology
+from keelscope.store.schema import Site, Stack, SublayerInfo
+from keelscope.topology import GraphReader, LiveGraph, Sublayer, Topology
 
-__all__ = ["FirstLook", "count_sublayers", "describe"]
+__all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
 
 _log = logging.getLogger(__name__)
 _MOST_FORWARDS = 8
 
 
-class FirstLook:
-    """Listens to one forward of a model and keeps what its graph says about residual sub-layers.
+class Look:
+    """Listens to one forward of a model on some steps and keeps what its graph says about residual sub-layers.
 
     Args:
         model: the watched model.
-        plan: its modules.
     """
 
-    def __init__(self, model: nn.Module, plan: SitePlan) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.topology: Topology | None = None
-        self._reader: GraphReader | None = GraphReader(model)
+        """What the first look found."""
+        self.on_read: Callable[[Topology, LiveGraph], None] = _ignore
+        """Called with the sub-layers and their live graph, on steps where tensors are kept."""
+        self._model = weakref.ref(model)
+        self._reader: GraphReader | None = None
         self._handles = ExitStack()
-        self._modules = plan.everything
-        self._left = _MOST_FORWARDS * len(plan.everything)
+        self._is_read = False
+        self._is_first = True
+        self._left = 0
 
-    def listen(self) -> None:
-        """Put hooks on every module, until the first gradient arrives."""
-        for path, module in self._modules:
+    def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool) -> None:
+        """Put hooks on modules, until the first gradient arrives.
+
+        Args:
+            modules: all modules with their paths.
+            keep: keep what they take and give until then, for `on_read`.
+        """
+        self.stop()
+        model = self._model()
+        if model is None:
+            return
+        self._reader, self._is_read = GraphReader(model, keep=keep), False
+        self._left = _MOST_FORWARDS * len(modules)
+        for path, module in modules:
             self._listen(path, module)
-        self._modules = ()
 
     @contained
     def read(self) -> None:
-        """Read the graph, once; called when the first gradient arrives.
+        """Read the graph, once per look; called when the first gradient arrives.
 
         The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
         """
-        if self._reader is None or self._modules or self.topology is not None:
+        if self._reader is None or self._is_read:
             return
+        self._is_read = True
         reader, self._reader = self._reader, None  # let go of, should reading fail
-        self.topology = reader.read()
+        topology = reader.read()
+        if self._is_first:
+            self.topology = topology
+        live, reader.live = reader.live, None
+        if live is not None:
+            self.on_read(topology, live)
         self._reader = reader
-        if not reader.is_waiting:
+        if not (reader.is_waiting and self._is_first):
             self.stop()
 
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
         self._handles.close()
-        self._modules = ()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
             return
-        self.topology = reader.settle() or self.topology
-        for reason in self.topology.unknown:
-            _log.info("structure: %s", reason)
+        settled = reader.settle()
+        if self._is_first:
+            self.topology = settled or self.topology
+            for reason in self.topology.unknown:
+                _log.info("structure: %s", reason)
+        self._is_first = False
 
     def _listen(self, path: str, module: nn.Module) -> None:
         owner = weakref.ref(self)
@@ -95,13 +119,34 @@ class FirstLook:
             self.stop()
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
+            if not path and not in_backward():
+                self._read_early(output)
+
+    def _read_early(self, output: object) -> None:
+        """See to it that the graph is read before anything of the model has run backward."""
+        for _, tensor in floating_leaves(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(BeforeBackward(weakref.ref(self)))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeforeBackward:
+    """Hook on an output of the model."""
+
+    owner: weakref.ref[Look]
+
+    def __call__(self, _: Tensor) -> None:
+        """A backward pass begins."""
+        look = self.owner()
+        if look is not None:
+            look.read()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeforeModule:
     """Hook before one module; a copy of the module carries a no-op in its place."""
 
-    owner: weakref.ref[FirstLook]
+    owner: weakref.ref[Look]
     path: str
 
     def __call__(self, *_: object) -> None:
@@ -118,7 +163,7 @@ class BeforeModule:
 class AfterModule:
     """Hook after one module; a copy of the module carries a no-op in its place."""
 
-    owner: weakref.ref[FirstLook]
+    owner: weakref.ref[Look]
     path: str
 
     def __call__(self, module: nn.Module, *arguments: object) -> None:
@@ -156,6 +201,26 @@ def _describe(sublayer: Sublayer) -> SublayerInfo:
     )
 
 
+def sublayer_sites(topology: Topology | None, plan: SitePlan) -> tuple[Site, ...]:
+    """The axis of residual sub-layers.
+
+    Args:
+        topology: what was read, or None.
+        plan: the sites, which know where each path lies.
+
+    Returns:
+        One site per sub-layer in execution order, named after its branch; names that occur twice get the index.
+    """
+    sublayers = topology.sublayers if topology is not None else ()
+    names = [sublayer.branch or sublayer.site or "sublayer" for sublayer in sublayers]
+    sites = []
+    for name, sublayer in zip(names, sublayers, strict=True):
+        stack, position = plan.place(name)
+        path = name if names.count(name) == 1 else f"{name}@{sublayer.index}"
+        sites.append(Site(path, sublayer.form, "sublayer", stack, position))
+    return tuple(sites)
+
+
 def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: SitePlan) -> tuple[Stack, ...]:
     """Stacks with their number of sub-layers per entry, where each entry holds the same number.
 
@@ -181,3 +246,7 @@ def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: Si
 def _counted(stack: Stack, found: dict[tuple[str, int], int]) -> Stack:
     counts = {found.get((stack.path, position), 0) for position in range(stack.length)}
     return replace(stack, sublayers=counts.pop()) if not stack.sublayers and len(counts) == 1 else stack
+
+
+def _ignore(_: Topology, __: LiveGraph) -> None:
+    """Nobody asked."""

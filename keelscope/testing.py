@@ -12,7 +12,7 @@ from torch import nn
 
 from keelscope import trials
 from keelscope.errors import ProbeError, UsageError
-from keelscope.probe import Probe, Tap, group_of
+from keelscope.probe import Axis, Probe, Tap, group_of
 from keelscope.statistics import Statistic, Terms
 from keelscope.store.layout import checked
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
@@ -41,7 +41,7 @@ def check_probe(probe: object, *, module: nn.Module | None = None, inputs: tuple
             without the probe.
 
     Example:
-        >>> from keelscope.probe import Tap, TensorProbe
+        >>> from keelscope.probe import Axis, Tap, TensorProbe
         >>> from keelscope.statistics import RMS
         >>> check_probe(TensorProbe("sizes", Tap.OUTPUT, (RMS,)))
         >>> check_probe(TensorProbe("sizes", Tap.OUTPUT, ()))
@@ -118,7 +118,12 @@ def _fits(probe: Probe, owner: nn.Module) -> bool:
     answer = trials.attempt(probe, f"{where} raises", lambda: probe.fits(owner))
     if not isinstance(answer, bool):
         trials.fail(probe, f"{where} gives {answer!r}, expected True or False")
-    return bool(answer) and (probe.tap.of_module or any(True for _ in owner.parameters(recurse=False)))
+    suits = {
+        Axis.MODULE: True,
+        Axis.PARAMETER: any(True for _ in owner.parameters(recurse=False)),
+        Axis.SUBLAYER: isinstance(owner, nn.LayerNorm | nn.RMSNorm),
+    }
+    return bool(answer) and suits[probe.tap.axis]
 
 
 def _examples() -> list[Example]:

@@ -23,9 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from keelscope.errors import ProbeError, RecordingWarning
 from keelscope.jacobian.linearised import Entry
-from keelscope.jacobian.passage import Span, Memory
+from keelscope.jacobian.passage import Memory, Span
 from keelscope.leaves import floating_leaves
-from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, group_of
+from keelscope.probe import Axis, JacobianProbe, Probe, Tap, TensorProbe, group_of
 from keelscope.session import watch
 from keelscope.statistics import Statistic, Terms
 from keelscope.store.reader import Run
@@ -114,6 +114,9 @@ class Trial:
 
     def _shapes(self) -> list[tuple[int, ...]]:
         tap = self.probe.tap
+        if tap.axis is Axis.SUBLAYER:
+            shape = next(tuple(leaf.shape) for _, leaf in floating_leaves(self.inputs))
+            return [shape] * (3 if tap is Tap.RESIDUAL_SUM else 6)
         if not tap.of_module:
             first = tuple(next(self.owner.parameters()).shape)
             return [first, first] if tap is Tap.UPDATE else [first]
@@ -226,12 +229,10 @@ def _merged(trial: Trial, terms: Terms, a: Array, b: Array) -> list[Array]:
 def _check_loss_scale(trial: Trial, statistic: Statistic, tensors: Tensors, value: Array) -> None:
     """What mixed precision multiplies is taken out again."""
     terms = statistic.terms
-    if trial.probe.tap in {Tap.OUTPUT_GRADIENT, Tap.PARAMETER_GRADIENT}:
-        scaled = trial.view(tuple(_SCALE * tensor for tensor in tensors))
-    elif trial.probe.tap is Tap.INPUT_AND_GRADIENT:
-        scaled = trial.view((tensors[0], _SCALE * tensors[1]))
-    else:
+    if not trial.probe.tap.of_gradient:
         return
+    first = 1.0 if trial.probe.tap is Tap.INPUT_AND_GRADIENT else _SCALE
+    scaled = trial.view((first * tensors[0], *(_SCALE * tensor for tensor in tensors[1:])))
     if scaled is not None:
         got = statistic.of(terms.rescaled(trial.terms(terms, scaled), 1 / _SCALE))
         if not np.allclose(got, value, rtol=1e-6, atol=1e-12, equal_nan=True):
@@ -243,14 +244,24 @@ def _check_loss_scale(trial: Trial, statistic: Statistic, tensors: Tensors, valu
 
 
 class _Host(nn.Module):
-    """A model around one module, with a gradient for everything in it."""
+    """A model around one module, with a gradient for everything in it.
 
-    def __init__(self, inner: nn.Module) -> None:
+    Args:
+        inner: the module.
+        width: of a branch around which the module is the norm of a residual sub-layer; 0 for none.
+    """
+
+    def __init__(self, inner: nn.Module, width: int = 0) -> None:
         super().__init__()
         self.inner, self.scale = inner, nn.Parameter(torch.ones(()))
+        self.stem = nn.Linear(width, width) if width else None
+        self.branch = nn.Linear(width, width) if width else None
 
     def forward(self, *inputs: object) -> Tensor:
         scaled = [self.scale * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
+        if self.stem is not None and self.branch is not None:
+            streams = [self.stem(x) for x in scaled]
+            scaled = [x + self.branch(x) for x in streams]
         leaves = [leaf for _, leaf in floating_leaves(self.inner(*scaled))]
         return torch.stack([leaf.double().square().mean() for leaf in leaves]).sum()
 
@@ -279,7 +290,9 @@ def _in_full(probe: Probe) -> Probe:
 
 def _trained(trial: Trial, *, watched: bool) -> tuple[list[object], Run | None]:
     torch.manual_seed(0)
-    model = _Host(copy.deepcopy(trial.owner))
+    is_sublayer = trial.probe.tap.axis is Axis.SUBLAYER
+    width = next(leaf.shape[-1] for _, leaf in floating_leaves(trial.inputs)) if is_sublayer else 0
+    model = _Host(copy.deepcopy(trial.owner), width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = watch(model, optimizer=optimizer, probes=[_in_full(trial.probe)], sites="all") if watched else None
     losses: list[object] = []

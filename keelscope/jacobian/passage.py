@@ -19,7 +19,7 @@ from keelscope.errors import CoverageWarning
 from keelscope.jacobian.linearised import Entry, NotLinearisableError, linearised
 from keelscope.jacobian.operators import Operator
 
-__all__ = ["Span", "JacobianCalls", "Memory", "Passage"]
+__all__ = ["JacobianCalls", "Memory", "Passage", "Span"]
 
 _SHARDED = ("FSDPModule", "FullyShardedDataParallel")
 _SEED = 0x6A61636F

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
             Stack(clean(s["path"]), clean(s["kind"]), int(s["length"]), int(s["sublayers"]), bool(s["main"]))
             for s in stacks
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise RefusedError("attribute stacks of / does not describe stacks") from error
 
 
@@ -138,14 +139,28 @@ def _read_sublayers(file: h5py.File) -> tuple[SublayerInfo, ...]:
         raise RefusedError("attribute sublayers of / is not a list")
     try:
         return tuple(_read_sublayer(entry) for entry in sublayers)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RefusedError("attribute sublayers of / does not describe sub-layers") from error
 
 
 def _read_sublayer(entry: dict[str, Any]) -> SublayerInfo:
     labels = {name: clean(entry[name]) for name in ("form", "site", "branch", "norm_before", "norm_after")}
-    alpha = None if entry["alpha"] is None else float(entry["alpha"])
-    return SublayerInfo(**labels, schemes=tuple(clean(name) for name in entry["schemes"]), alpha=alpha)
+    return SublayerInfo(
+        **labels,
+        schemes=_cleaned(entry["schemes"]),
+        alpha=_weight(entry["alpha"]),
+        beta=_weight(entry.get("beta")),  # files of format 1.0 lack this and what follows
+        gates=_cleaned(entry.get("gates", ())),
+        stream=int(entry.get("stream", 0)),
+    )
+
+
+def _weight(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _cleaned(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(clean(name) for name in names)
 
 
 def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:

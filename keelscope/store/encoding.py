@@ -153,7 +153,7 @@ def _write_sites(group: h5py.Group, sites: Sequence[Site]) -> h5py.Dataset:
     scale = _labels(group, SITE, [site.path for site in sites], "dotted path of the module or parameter")
     columns: dict[str, tuple[object, str]] = {
         "kind": ([clean(site.kind) for site in sites], "class name"),
-        "role": ([clean(site.role) for site in sites], "layer, branch, norm, parameter or other"),
+        "role": ([clean(site.role) for site in sites], "layer, branch, norm, parameter, sublayer, gate or other"),
         "stack": ([clean(site.stack) for site in sites], "path of the stack it belongs to, empty outside"),
         "position": (np.array([site.position for site in sites], dtype=np.int32), "index in the stack, -1 outside"),
         "numel": (np.array([site.numel for site in sites], dtype=np.int64), "parameter entries it owns"),

@@ -26,7 +26,7 @@ __all__ = [
     "SublayerInfo",
 ]
 
-SCHEMA_VERSION = "1.0"
+SCHEMA_VERSION = "1.1"
 SCALARS = "scalars"
 
 
@@ -40,7 +40,8 @@ class Site:
     """Class name of the module, or ``"Parameter"``."""
     role: str = "other"
     """``"layer"`` (an entry of a stack: its output is the stream), ``"branch"`` (a module inside such an entry),
-    ``"norm"``, ``"parameter"`` or ``"other"``."""
+    ``"norm"``, ``"parameter"``, ``"sublayer"`` (a residual addition), ``"gate"`` (a gate or residual weight) or
+    ``"other"``."""
     stack: str = ""
     """Path of the stack it belongs to, ``""`` outside every stack."""
     position: int = -1
@@ -85,6 +86,12 @@ class SublayerInfo:
     """Norm on the sum."""
     alpha: float | None = None
     """Weight of the shortcut, if it is one number."""
+    beta: float | None = None
+    """Weight of the branch, if it is one number."""
+    gates: tuple[str, ...] = ()
+    """Sites of the group ``gates`` that weigh its shortcut or its branch."""
+    stream: int = 0
+    """Number of the residual stream it adds to; 0 in a model with one stream."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ the weights (coefficients), the norms (normalisations) and the names (forms), an
 from __future__ import annotations
 
 from keelscope.topology.coefficients import Coefficient
+from keelscope.topology.live import LiveGraph, LiveSublayer, Operands
 from keelscope.topology.reader import GraphReader, find
 from keelscope.topology.records import Sublayer, Topology
 
-__all__ = ["Coefficient", "GraphReader", "Sublayer", "Topology", "find"]
+__all__ = ["Coefficient", "GraphReader", "LiveGraph", "LiveSublayer", "Operands", "Sublayer", "Topology", "find"]

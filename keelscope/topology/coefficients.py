@@ -142,6 +142,33 @@ class Coefficients:
             self._known[factor] = self._read(factor)
         return self._known[factor]
 
+    def entries(self, factors: Sequence[Factor]) -> Tensor | float | None:
+        """The product of factors entry by entry, dropout masks included; None if one of them cannot be read.
+
+        Args:
+            factors: the weights; asked before a backward pass frees what nodes saved.
+
+        Returns:
+            A number, or a tensor that broadcasts against what the factors scale.
+        """
+        result: Tensor | float = 1.0
+        for factor in factors:
+            value = self._entries(factor)
+            if value is None:
+                return None
+            result = result * value
+        return result
+
+    def _entries(self, factor: Factor) -> Tensor | float | None:
+        if not factor.saved:
+            return factor.value if factor.node < 0 else self._in_place.get((factor.node, factor.slot))
+        saved = self._saved(factor)
+        if saved is None:
+            return self.read(factor).value if self.read(factor).kind in {"one", "learnable scalar"} else None
+        if factor.inverse:
+            return 1 / saved
+        return 1 - saved if factor.complement else saved
+
     def _read(self, factor: Factor) -> Coefficient:
         graph = self._terms.graph
         key = graph.inputs[factor.node][factor.slot] if factor.slot < len(graph.inputs[factor.node]) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from keelscope.leaves import floating_leaves
@@ -35,13 +35,23 @@ class _SeenCall:
 
 
 class Listener:
-    """Collects the calls of modules."""
+    """Collects the calls of modules.
 
-    def __init__(self) -> None:
+    Args:
+        keep: also keep the tensors that modules took and gave, detached, until the listener is let go of.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._kept: dict[_Edge, tuple[Tensor, int]] | None = {} if keep else None
         self._calls: list[_SeenCall] = []
         self._open: list[tuple[str, int]] = []
         self.without_gradient: dict[str, None] = {}
         """Paths of modules that ran without a gradient."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether tensors are kept."""
+        return self._kept is not None
 
     def before(self, path: str) -> None:
         """A module starts."""
@@ -63,10 +73,10 @@ class Listener:
         while self._open and start < 0:
             opened, number = self._open.pop()
             start = number if opened == path else -1
-        outputs = _edges(output, leaves=False)
+        outputs = self._edges(output, leaves=False)
         if outputs:
             span = (start, _sequence_number())
-            self._calls.append(_SeenCall(path, _kind(module), _edges(inputs, leaves=True), outputs, span))
+            self._calls.append(_SeenCall(path, _kind(module), self._edges(inputs, leaves=True), outputs, span))
         elif torch.is_grad_enabled():
             self.without_gradient[path] = None
         return not self._open
@@ -91,6 +101,35 @@ class Listener:
         ]
         return graph, calls
 
+    def tensors(self, graph: Graph) -> dict[Key, Tensor]:
+        """The kept tensors that nothing has written into since, by their keys in a graph."""
+        kept = (self._kept or {}).items()
+        found = {graph.key(*edge): tensor for edge, (tensor, version) in kept if tensor._version == version}
+        return {key: tensor for key, tensor in found.items() if key is not None}
+
+    def _edges(self, value: object, *, leaves: bool) -> tuple[_Edge, ...]:
+        """The nodes of all tensors in a nesting that have one; leaves that require a gradient on request."""
+        found: list[_Edge] = []
+        for _, tensor in floating_leaves(value):
+            edge = _edge(tensor, leaves=leaves)
+            if edge is None:
+                continue
+            found.append(edge)
+            if self._kept is not None:
+                self._kept.setdefault(edge, (tensor.detach(), tensor._version))
+        return tuple(found)
+
+
+def _edge(tensor: Tensor, *, leaves: bool) -> _Edge | None:
+    if not tensor.requires_grad:
+        return None
+    if tensor.grad_fn is not None:
+        return tensor.grad_fn, tensor.output_nr
+    if leaves and not isinstance(tensor, nn.Parameter):
+        edge = get_gradient_edge(tensor)
+        return edge.node, edge.output_nr
+    return None
+
 
 def _kind(module: nn.Module) -> str:
     name = type(module).__name__.lower()
@@ -101,20 +140,6 @@ def _kind(module: nn.Module) -> str:
     if is_norm(module):
         return "norm"
     return "dropout" if "drop" in name or name == "stochasticdepth" else ""
-
-
-def _edges(value: object, *, leaves: bool) -> tuple[_Edge, ...]:
-    """The nodes of all tensors in a nesting that have one; leaves that require a gradient on request."""
-    found: list[_Edge] = []
-    for _, tensor in floating_leaves(value):
-        if not tensor.requires_grad:
-            continue
-        if tensor.grad_fn is not None:
-            found.append((tensor.grad_fn, tensor.output_nr))
-        elif leaves and not isinstance(tensor, nn.Parameter):
-            edge = get_gradient_edge(tensor)
-            found.append((edge.node, edge.output_nr))
-    return tuple(found)
 
 
 def _keys(graph: Graph, edges: Iterable[_Edge]) -> tuple[Key, ...]:

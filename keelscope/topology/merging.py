@@ -60,7 +60,7 @@ def merged(
     for node, region in regions.items():
         found += [((outline.regions[node], i), record, node) for i, record in enumerate(region.sublayers)]
     for name, placed in declared.items():
-        found += [((number, i), record, name) for i, (number, record) in enumerate(placed)]
+        found += [((n, i), replace(record, number=n), name) for i, (n, record) in enumerate(placed)]
     found.sort(key=lambda item: item[0])
     streams: dict[Segment, int] = {}
     sublayers = [

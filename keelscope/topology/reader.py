@@ -17,6 +17,7 @@ from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
 from keelscope.topology.listener import Listener
+from keelscope.topology.live import LiveGraph
 from keelscope.topology.reading import Reading
 from keelscope.topology.records import Topology
 from keelscope.untouched import untouched
@@ -36,11 +37,14 @@ class GraphReader:
 
     Args:
         model: the model, as the user has it.
+        keep: also keep the tensors that modules take and give until the graph is read, for `live`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, keep: bool = False) -> None:
         self._model = unwrapped(model)
-        self._forward: Listener | None = Listener()
+        self._forward: Listener | None = Listener(keep=keep)
+        self.live: LiveGraph | None = None
+        """The graph that was read, with its sub-layers; set by `read` if tensors are kept."""
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
@@ -96,6 +100,8 @@ class GraphReader:
         reading = Reading(*listener.graph(roots), self._model, self._entries)
         self._extras = Extras.of(self._model, listener, self._entries)
         topology = self._extras.added(reading, {})
+        if listener.keeps:
+            self.live = reading.live(topology, listener.tensors(reading.graph))
         self._reading = reading if reading.expects_more() else None
         return topology
 

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from keelscope.topology.additions import Addition, residual_additions
 from keelscope.topology.coefficients import Coefficients, product
@@ -16,6 +16,7 @@ from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.in_place import InPlaceSums
+from keelscope.topology.live import LiveGraph, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
 from keelscope.topology.module_calls import CallSites, ModuleCall, Surroundings, interior
 from keelscope.topology.normalisations import find_norms
@@ -57,7 +58,7 @@ class Reading:
 
     def __init__(self, graph: Graph, calls: Sequence[ModuleCall], model: nn.Module, entries: Iterable[str]) -> None:
         norms: dict[Key, Norm] = {}
-        self._graph = graph
+        self.graph = graph
         self._sites = CallSites(graph, calls, entries)
         terms = Terms(graph, {id(parameter) for parameter in model.parameters()}, norms)
         inside = find_norms(terms, norms, calls)
@@ -74,6 +75,8 @@ class Reading:
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
         self._gaps = Gaps(terms, trails, around)
+        self._terms, self._trails, self._calls = terms, trails, calls
+        self._places: dict[int, tuple[Addition, Key]] = {}
 
     def read(self) -> tuple[Topology, Outline]:
         """Everything that the graph shows; asked again after a backward pass, with the weights of in-place sums.
@@ -102,7 +105,7 @@ class Reading:
         return Topology(tuple(sublayers), tuple(further), unknown=tuple(unknown))
 
     def _outline(self, found: Sequence[_Found]) -> Outline:
-        graph = self._graph
+        graph = self.graph
         streams = {one.addition.key: one.link.number for one in found}
         hidden = self._gaps.hidden()
         starts: dict[Segment, Key] = {}
@@ -120,10 +123,27 @@ class Reading:
         reasons = {graph.nodes[i]: reason for i, reason in hidden.items()}
         return Outline(numbers, {graph.nodes[i]: graph.number(i) for i in hidden}, reasons, origins)
 
+    def live(self, topology: Topology, tensors: Mapping[Key, Tensor]) -> LiveGraph:
+        """The sub-layers as places in the graph.
+
+        Args:
+            topology: what was read, completed.
+            tensors: what modules took and gave.
+
+        Returns:
+            The graph with its sub-layers in execution order; those of hidden regions are missing.
+        """
+        found = of_additions(topology.sublayers, self._places, self._trails)
+        found += of_declared(topology.sublayers, self._calls)
+        found.sort(key=lambda sublayer: sublayer.index)
+        seconds = [record for record in topology.further if record.form.startswith(SECOND)]
+        further = of_additions(seconds, self._places, self._trails)
+        return LiveGraph(found, further, self._trails, self._terms, self._weights, tensors)
+
     def expects_more(self) -> bool:
         """Whether the next backward pass will show more, which is then listened to."""
         self.in_place.listen()
-        return bool(self.in_place) or any(name == "CheckpointFunction" for name in self._graph.names)
+        return bool(self.in_place) or any(name == "CheckpointFunction" for name in self.graph.names)
 
     def _found(self) -> list[_Found]:
         """All additions; those that lie in a branch or take up the branch of another one know to which they belong."""
@@ -169,9 +189,11 @@ class Reading:
         )
         is_known = "unknown" not in {parts.alpha.kind, parts.beta.kind, branch.entry.kind} and not branch.note
         norm_after = next((path for _, path in after if path), None)
+        number = self.graph.number(addition.root)
+        self._places[number] = addition, link.stream
         return Sublayer(
             len(earlier),
-            self._graph.nodes[addition.root].name(),
+            self.graph.nodes[addition.root].name(),
             self._sites.maker(addition.stream),
             branch_site,
             parts.alpha,
@@ -190,12 +212,13 @@ class Reading:
             read_by=self._sites.taker(link.stream),
             stream=link.number,
             note=branch.note,
+            number=number,
         )
 
     def _site_of(self, link: Link) -> str | None:
         """A module that put out the stream tensor after a sum."""
         for key in link.trail.keys:
             maker = self._sites.maker(key)
-            if maker is not None or not self._graph.is_transparent(key[0]):
+            if maker is not None or not self.graph.is_transparent(key[0]):
                 return maker
         return None

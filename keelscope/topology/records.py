@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from keelscope.topology.coefficients import ONE, Coefficient
 
@@ -63,6 +63,8 @@ class Sublayer:
     """For an addition in `Topology.further`: the index of the sub-layer it belongs to."""
     note: str = ""
     """What could not be read here."""
+    number: int = field(default=-1, compare=False, repr=False)
+    """Autograd's own number of the addition in the graph that was read, by which the graph's owner finds it again."""
 
     @property
     def is_declared(self) -> bool:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 
-from keelscope.errors import KeelscopeError, SeriesNotFoundError, UsageError
+from keelscope.errors import KeelscopeError, RunFileError, SeriesNotFoundError, UsageError
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.reader import open_run
-from keelscope.store.schema import SCALARS
+from keelscope.store.schema import SCALARS, SublayerInfo
 from keelscope.store.writer import RunWriter
 
 
@@ -203,3 +205,31 @@ def test_describing_a_run_needs_no_hdf5():
     script = "import sys, keelscope.store.memory, keelscope.store.reader; print('h5py' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_sublayers_of_format_1_0_still_open(tmp_path, layout):
+    sublayer = SublayerInfo("x + b F(x)", ("rezero",), alpha=1.0, beta=0.0, gates=("blocks.0.alpha",), stream=1)
+    path = tmp_path / "old.h5"
+    info = replace(layout.info, sublayers=(sublayer,))
+    RunWriter(path, replace(layout, info=info)).close()
+    with open_run(path) as run:
+        assert run.info.sublayers == (sublayer,)
+    with h5py.File(path, "r+") as file:
+        kept = [{k: v for k, v in e.items() if k not in {"beta", "gates", "stream"}} for e in sublayers_in(file)]
+        file.attrs.update({"sublayers": json.dumps(kept), "keelscope_schema": "1.0"})
+    with open_run(path) as run:
+        assert run.info.sublayers == (replace(sublayer, beta=None, gates=(), stream=0),)
+
+
+def test_a_sublayer_whose_stream_is_no_number_is_refused(tmp_path, layout):
+    path = tmp_path / "odd.h5"
+    RunWriter(path, replace(layout, info=replace(layout.info, sublayers=(SublayerInfo("x + F(x)"),)))).close()
+    with h5py.File(path, "r+") as file:
+        odd = json.dumps([sublayers_in(file)[0] | {"stream": float("inf")}])
+        file.attrs["sublayers"] = odd
+    with pytest.raises(RunFileError, match="sub-layers"):
+        open_run(path)
+
+
+def sublayers_in(file):
+    return json.loads(file.attrs["sublayers"])

@@ -42,6 +42,9 @@ SUBLAYER = st.builds(
     norm_before=LABEL,
     norm_after=LABEL,
     alpha=st.none() | st.floats(allow_nan=False),
+    beta=st.none() | st.floats(allow_nan=False),
+    gates=st.lists(LABEL, max_size=2).map(tuple),
+    stream=st.integers(0, 9),
 )
 INFO = st.builds(
     RunInfo,
@@ -134,7 +137,8 @@ def cleaned(layout: RunLayout) -> RunLayout:
 
 def cleaned_sublayer(sublayer: SublayerInfo) -> SublayerInfo:
     fields = {name: clean(getattr(sublayer, name)) for name in ("form", "site", "branch", "norm_before", "norm_after")}
-    return replace(sublayer, **fields, schemes=tuple(map(clean, sublayer.schemes)))
+    lists = {name: tuple(map(clean, getattr(sublayer, name))) for name in ("schemes", "gates")}
+    return replace(sublayer, **fields, **lists)
 
 
 def cleaned_group(group: GroupSpec) -> GroupSpec:

@@ -1,0 +1,219 @@
+r"""Residual sub-layers: what the branch adds to the stream, and which of the two ways the gradient takes back.
+
+A sub-layer is ``x' = n(a x + b F(x))`` with n the norm on the sum, or nothing. With g' the gradient at x', the
+gradient at x is ``g = a J_n^T g' + J_bF^T J_n^T g'``: the shortcut part and the branch part. All norms are whole-tensor
+norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the documentation's page on paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from keelscope.entries import constant, local_shard, stored
+from keelscope.jacobian.closed_forms import row_gains
+from keelscope.jacobian.recognition import Recogniser
+from keelscope.probe import Tap, TensorProbe, Tensors
+from keelscope.statistics import Columns, Statistic, additive
+
+__all__ = ["RESIDUAL_GAINS", "RESIDUAL_GRADIENTS", "RESIDUAL_SUMS"]
+
+_EVERY = 10
+"""Each look reads the autograd graph of its step anew: seconds for a thousand sub-layers."""
+
+_recogniser = Recogniser()
+
+
+def _squares(tensor: Tensor) -> Tensor:
+    """Sum of squares in float64."""
+    wide = stored(tensor).double()
+    return torch.dot(wide, wide)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    return torch.dot(left.reshape(-1).double(), right.reshape(-1).double())
+
+
+def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
+    """``[xx, aa, ff, fx, absorbed, moving, entries, has norm]`` of x, a x and b F."""
+    total = shortcut + branch
+    moving = branch != 0
+    absorbed = (total == shortcut) & moving
+    return torch.stack(
+        [
+            _squares(stream),
+            _squares(shortcut),
+            _squares(branch),
+            _product(branch, stream),
+            absorbed.sum().double(),
+            moving.sum().double(),
+            constant(stream.numel(), stream.device),
+            norm.sum().double(),
+        ]
+    )
+
+
+_SUM = additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms)
+
+
+def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
+    stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
+    return stream, shortcut, branch, stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)))
+
+
+def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(below > 0, above / below, np.nan)
+
+
+def _predicted(t: Columns) -> NDArray[np.float64]:
+    normed = 0.5 * np.log10(1 + _ratio(t["ff"], t["aa"]))
+    plain = -0.5 * np.log10(_ratio(t["aa"], t["xx"]))
+    return np.where(t["norm"] > 0, normed, plain)
+
+
+ALPHA = Statistic(
+    "alpha", _SUM, lambda t: np.sqrt(_ratio(t["aa"], t["xx"])), "1", "Weight of the shortcut, rms(a x) / rms(x)."
+)
+BRANCH_GAIN = Statistic(
+    "branch_gain",
+    _SUM,
+    lambda t: _ratio(t["ff"], t["xx"]),
+    "1",
+    "Branch gain v = ms(b F) / ms(x), the mean square of what the branch adds over that of the stream.",
+)
+COSINE = Statistic(
+    "cosine",
+    _SUM,
+    lambda t: _ratio(t["fx"], np.sqrt(t["ff"]) * np.sqrt(t["xx"])),
+    "1",
+    "Cosine between what the branch adds and the stream, over all entries.",
+)
+PREDICTED_SLOPE = Statistic(
+    "predicted_slope",
+    _SUM,
+    _predicted,
+    "decades",
+    "What the shortcut should take from the gradient: 1/2 log10(1 + v / alpha^2) where a norm follows the sum, "
+    "else -log10(alpha). Exact for a norm without gain on a stream of mean square 1 and an uncorrelated branch.",
+)
+ABSORBED_FRACTION = Statistic(
+    "absorbed_fraction",
+    _SUM,
+    lambda t: _ratio(t["absorbed"], t["moving"]),
+    "1",
+    "Share of entries that the branch does not change although it adds something: lost to rounding in the sum.",
+)
+
+
+def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
+    """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum."""
+    stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
+    weight = _squares(shortcut) / _squares(stream)
+    if isinstance(norm, nn.Identity):
+        return (weight.reshape(1),)
+    form = _recogniser.form(norm)
+    total = shortcut + branch
+    return None if form is None or not form.accepts(total) else (weight * row_gains(form, total).squared_gain,)
+
+
+_GAIN = additive(
+    "shortcut_gain",
+    ("rows", "gain"),
+    lambda gains: torch.stack([constant(gains.numel(), gains.device), gains.double().sum()]),
+)
+SHORTCUT_GAIN = Statistic(
+    "shortcut_gain",
+    _GAIN,
+    lambda t: np.sqrt(_ratio(t["gain"], t["rows"])),
+    "1",
+    "Gain of the shortcut, alpha |J_n|_F / sqrt(d), root mean square over tokens; alpha where no norm is on the sum.",
+)
+
+
+_WAYS = ("leaving", "total", "shortcut", "branch", "entering", "shortcut_only")
+
+
+def _gradient_terms(*gradients: Tensor) -> Tensor:
+    """Squares and numbers of entries of the six gradients, and the product of shortcut and branch part."""
+    counts = [constant(gradient.numel(), gradient.device) for gradient in gradients]
+    return torch.stack([*map(_squares, gradients), *counts, _product(gradients[2], gradients[3])])
+
+
+_GRADIENTS = additive(
+    "residual_gradients",
+    (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
+    _gradient_terms,
+    degrees=(2,) * 6 + (0,) * 6 + (2,),
+)
+
+
+def _root(way: str) -> Callable[[Columns], NDArray[np.float64]]:
+    return lambda t: np.sqrt(np.where(t[f"{way}_entries"] > 0, t[way], np.nan))
+
+
+def _path_cosine(t: Columns) -> NDArray[np.float64]:
+    return _ratio(t["product"], np.sqrt(t["shortcut"]) * np.sqrt(t["branch"]))
+
+
+_NORMS = (
+    Statistic("output_gradient", _GRADIENTS, _root("leaving"), "1", "Norm of the gradient g' at the stream after."),
+    Statistic("sum_gradient", _GRADIENTS, _root("total"), "1", "Norm of the gradient at the sum, J_n^T g'."),
+    Statistic(
+        "shortcut_part",
+        _GRADIENTS,
+        _root("shortcut"),
+        "1",
+        "Norm of the part of the gradient at the entering stream that came along the shortcut, a J_n^T g'.",
+    ),
+    Statistic(
+        "branch_part",
+        _GRADIENTS,
+        _root("branch"),
+        "1",
+        "Norm of the part of the gradient at the entering stream that came through the branch.",
+    ),
+    Statistic("input_gradient", _GRADIENTS, _root("entering"), "1", "Norm of the gradient g at the entering stream."),
+    Statistic(
+        "shortcut_only_gradient",
+        _GRADIENTS,
+        _root("shortcut_only"),
+        "1",
+        "Norm of what shortcuts alone carry from the top of the stack to the entering stream: the gradient of the same "
+        "model with its branches detached.",
+    ),
+)
+PATH_COSINE = Statistic(
+    "path_cosine",
+    _GRADIENTS,
+    _path_cosine,
+    "1",
+    "Cosine between shortcut part and branch part of the gradient.",
+)
+
+RESIDUAL_SUMS = TensorProbe(
+    "residual_sums",
+    Tap.RESIDUAL_SUM,
+    statistics=(ALPHA, BRANCH_GAIN, COSINE, PREDICTED_SLOPE, ABSORBED_FRACTION),
+    group="sublayers",
+    every=_EVERY,
+    views=_sum_view,
+)
+RESIDUAL_GAINS = TensorProbe(
+    "residual_gains",
+    Tap.RESIDUAL_SUM,
+    statistics=(SHORTCUT_GAIN,),
+    group="sublayers",
+    every=_EVERY,
+    views=_gain_view,
+)
+RESIDUAL_GRADIENTS = TensorProbe(
+    "residual_gradients",
+    Tap.RESIDUAL_GRADIENTS,
+    statistics=(*_NORMS, PATH_COSINE),
+    group="sublayers",
+    every=_EVERY,
+)
