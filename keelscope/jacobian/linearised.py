@@ -258,9 +258,9 @@ def _ordered(root: Node, targets: dict[Node, _Targets]) -> list[Node]:
 
 def _check_callable(node: Node) -> None:
     """Raise where a node may not be called beside the backward pass."""
-    if isinstance(node, torch._C._FunctionBase):
+    if isinstance(node, torch._C._FunctionBase) or "CppNode" in node.name():
         kind = node.name().rpartition("::")[2].removesuffix("Backward")
-        raise NotLinearisableError(f"contains the Python autograd function {kind}, which would run more than once")
+        raise NotLinearisableError(f"contains the custom autograd function {kind}, which would run more than once")
     for attribute in _saved_names(type(node)):
         raw = getattr(node, attribute)
         if any(_has_hook(saved) for saved in (raw if isinstance(raw, tuple) else (raw,))):
@@ -279,8 +279,10 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 
 def _has_hook(saved: object) -> bool:
-    """Whether reading a saved tensor runs code; where torch does not tell, it might."""
-    return saved is not None and getattr(saved, "unpack_hook", saved) is not None
+    """Whether reading a saved tensor runs code."""
+    if saved is not None and not hasattr(saved, "unpack_hook"):
+        raise NotLinearisableError("saved tensors of which this version of torch does not tell whether they have hooks")
+    return getattr(saved, "unpack_hook", None) is not None
 
 
 def _is_freed(tensor: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend
 from torch.utils.checkpoint import checkpoint
 
-from keelscope.jacobian.linearised import Entry, NotLinearisableError, _made_after, linearised
+from keelscope.jacobian.linearised import Entry, NotLinearisableError, _check_callable, _made_after, linearised
 
 
 class Chunked(nn.Module):
@@ -245,8 +246,8 @@ class Backward(nn.Module):
 
 
 REFUSED = {
-    "custom function": (Doubled.apply, "Python autograd function Doubled"),
-    "module hook": (Backward(), "Python autograd function BackwardHookFunction"),
+    "custom function": (Doubled.apply, "custom autograd function Doubled"),
+    "module hook": (Backward(), "custom autograd function BackwardHookFunction"),
     "saved-tensor hooks": (packed, "activation checkpointing or other saved-tensor hooks"),
     "checkpoint": (lambda x: checkpoint(torch.sin, x, use_reentrant=False), "activation checkpointing"),
     "reentrant checkpoint": (lambda x: checkpoint(torch.sin, x, use_reentrant=True), "CheckpointFunction"),
@@ -265,6 +266,13 @@ def test_refused_without_a_side_effect(name):
     y = function(x)
     with pytest.raises(NotLinearisableError, match=message):
         linearised(y.grad_fn, y.output_nr, entry)
+
+
+def test_custom_functions_in_c():
+    """Some communicate: functional collectives with gradients."""
+    node = SimpleNamespace(name=lambda: "torch::autograd::CppNode<AllReduce>")
+    with pytest.raises(NotLinearisableError, match="custom autograd function CppNode<AllReduce>"):
+        _check_callable(node)
 
 
 def test_freed_storage():
