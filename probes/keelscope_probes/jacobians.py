@@ -1,7 +1,7 @@
 """How blocks change what passes them: Frobenius gain, largest singular value and Lyapunov exponents of Jacobians.
 
 Of the whole input of a block, all samples and positions, on the graph of the step itself (`keelscope.jacobian`). Each
-product with a Jacobian costs about half a backward pass of the block, so nothing of this is on by default.
+product with a Jacobian costs the better part of a backward pass of the block, so nothing of this is on by default.
 """
 
 from __future__ import annotations
