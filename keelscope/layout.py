@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from keelscope.probe import Axis, Probe, Tap, group_of
+from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
 
@@ -24,6 +24,7 @@ __all__ = ["AxisOrder", "by_group", "draw_layout"]
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
+    Tap.JACOBIAN: {"merge": "over calls and micro-batches", "when": "during the backward pass, on its own graph"},
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
@@ -58,7 +59,7 @@ class AxisOrder:
         if probes[0].tap.axis is Axis.SUBLAYER:
             return np.arange(self.sublayers)
         if probes[0].tap.of_module:
-            fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
+            fitting = [any(fits_site(p, w.module, w.site.role) for p in probes) for w in plan.modules]
             return _kept(self.modules, fitting)
         fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
         return _kept(self.parameters, fitting)

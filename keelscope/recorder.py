@@ -203,10 +203,11 @@ class Recorder:
         taps = {probe.tap for probe in self.probes}
         seen = Seen(
             self._called,
-            self._with_gradient if taps & {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT} else None,
+            self._with_gradient if any(tap.in_backward for tap in taps) else None,
             self._parameters_seen if Tap.PARAMETER_GRADIENT in taps else None,
             lost,
             backward=bool(self._with_gradient or self._parameters_seen),
+            partly={id(self.plan.modules[i].module): why for i, why in self.modules.jacobians.refused.items()},
         )
         return coverage_table(self.plan, seen)
 

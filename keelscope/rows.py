@@ -41,8 +41,7 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         calls = [call for call in calls if call.differentiable]
     found: dict[int, list[TermSlots]] = {}
     for call in calls:
-        backward = tap in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}
-        events = call.first_gradient() if backward else [_slots(tap, call)]
+        events = call.first_gradient() if tap.in_backward else [_slots(tap, call)]
         kept = [slots for slots in events if slots]
         if kept:
             found.setdefault(call.site, []).extend(kept)

@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from keelscope.errors import ProbeError, RecordingWarning
+from keelscope.jacobian.linearised import Entry
+from keelscope.jacobian.passage import Memory, Span
 from keelscope.leaves import floating_leaves
-from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
+from keelscope.probe import Axis, JacobianProbe, Probe, Tap, TensorProbe, group_of
 from keelscope.session import watch
 from keelscope.statistics import Statistic, Terms
 from keelscope.store.reader import Run
@@ -79,10 +81,22 @@ class Trial:
 
     def view(self, tensors: Tensors) -> Tensors | None:
         """What the probe picks of them."""
-        view = attempt(self.probe, f"view() raises {self.place}:", lambda: self.probe.view(tensors, self.owner))
+        view = attempt(self.probe, f"view() raises {self.place}:", lambda: self._shown(tensors))
         if view is not None and not (isinstance(view, tuple) and all(isinstance(entry, Tensor) for entry in view)):
             fail(self.probe, f"view() gives {type(view).__name__} {self.place}, expected a tuple of tensors or None")
         return view
+
+    def _shown(self, tensors: Tensors) -> Tensors | None:
+        if not isinstance(self.probe, JacobianProbe):
+            return self.probe.view(tensors, self.owner)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            x = tensors[0].float().requires_grad_()
+            entry = Entry.of(x)
+            output = floating_leaves(copy.deepcopy(self.owner).eval()(x))[0][1]
+        assert output.grad_fn is not None
+        passage = Span(entry, output.output_nr, (0, 0)).passage(Memory(), output.grad_fn)
+        with torch.no_grad():
+            return self.probe.measures(passage, self.owner)
 
     def terms(self, terms: Terms, view: Tensors) -> Array:
         """The terms of one observation, ``[column]``."""
@@ -111,7 +125,7 @@ class Trial:
             made = [tuple(leaf.shape) for _, leaf in floating_leaves(copy.deepcopy(self.owner)(*self.inputs))]
         if tap is Tap.INPUT_AND_GRADIENT:
             return [(given or made)[0], made[0]]
-        return [(given or made)[0] if tap is Tap.INPUT else made[0]]
+        return [(given or made)[0] if tap in {Tap.INPUT, Tap.JACOBIAN} else made[0]]
 
 
 def check_view(trial: Trial) -> None:
@@ -262,13 +276,16 @@ def check_recording(trial: Trial) -> None:
     assert run is not None
     found = [run.get(f"{group_of(trial.probe)}/{statistic.name}") for statistic in trial.statistics]
     view = trial.view(trial.tensors())
-    if view is not None and not any(series is not None and np.isfinite(series.values).any() for series in found):
+    seen = any(series is not None and np.isfinite(series.values).any() for series in found)
+    if view is not None and not seen and trial.probe.tap is not Tap.JACOBIAN:  # the model here has no stack
         fail(trial.probe, f"records nothing {trial.place}, although it fits and its view gives tensors")
 
 
 def _in_full(probe: Probe) -> Probe:
     """The probe with what is optional, where that can be asked for."""
-    return replace(probe, statistics=(*probe.statistics, *probe.optional)) if isinstance(probe, TensorProbe) else probe
+    if isinstance(probe, TensorProbe | JacobianProbe):
+        return replace(probe, statistics=(*probe.statistics, *probe.optional))
+    return probe
 
 
 def _trained(trial: Trial, *, watched: bool) -> tuple[list[object], Run | None]:

@@ -42,7 +42,7 @@ def test_installed_probes_keep_the_contract(name):
 SEVERAL = {Tap.UPDATE, Tap.INPUT_AND_GRADIENT, Tap.RESIDUAL_SUM, Tap.RESIDUAL_GRADIENTS}
 
 
-@pytest.mark.parametrize("tap", list(Tap))
+@pytest.mark.parametrize("tap", [tap for tap in Tap if tap is not Tap.JACOBIAN])
 def test_every_tap_can_be_checked(tap):
     pair = additive("pair", ("a",), lambda *xs: sum(x.double().abs().sum() for x in xs).reshape(1), (0,))
     scale_free = replace(statistic(pair, lambda t: t["a"] * 0), mergeable=True)
