@@ -47,6 +47,10 @@ class Tap(Enum):
     INPUT_AND_GRADIENT = "input_and_gradient"
     """A module's first floating input and the gradient of its first floating output, when the gradient arrives: two
     tensors. Left out if the input was changed in place since the forward."""
+    ATTENTION = "attention"
+    """The scores of each attention inside a module, before the softmax, taken where they are computed: float32
+    ``[batch, head, query, key]`` of up to 64 evenly spaced queries, masked keys at -inf or far below the others. The
+    module is the innermost watched one around the attention."""
     PARAMETER = "parameter"
     """A parameter, before the optimizer changes it."""
     PARAMETER_GRADIENT = "parameter_gradient"
@@ -82,6 +86,7 @@ _AXES = {
     Tap.OUTPUT: Axis.MODULE,
     Tap.OUTPUT_GRADIENT: Axis.MODULE,
     Tap.INPUT_AND_GRADIENT: Axis.MODULE,
+    Tap.ATTENTION: Axis.MODULE,
     Tap.PARAMETER: Axis.PARAMETER,
     Tap.PARAMETER_GRADIENT: Axis.PARAMETER,
     Tap.UPDATE: Axis.PARAMETER,
