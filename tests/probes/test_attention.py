@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import keelscope as ks
@@ -63,6 +65,18 @@ def tokens(*shape: int) -> Tensor:
 def test_conformance():
     check_probe(ATTENTION)
     check_probe(ATTENTION, module=nn.MultiheadAttention(8, 2), inputs=(torch.randn(5, 3, 8),) * 3)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(split=st.integers(0, 4), queries=st.integers(0, 5), keys=st.integers(1, 6), seed=st.integers(0, 99))
+def test_merge_law(split, queries, keys, seed):
+    """of(a ++ b) == merge(of(a), of(b)), joined along the batch; some keys are masked."""
+    generator = torch.Generator().manual_seed(seed)
+    scores = 3 * torch.randn(4, 3, queries, keys, dtype=torch.float64, generator=generator)
+    scores.masked_fill_(torch.rand(scores.shape, generator=generator) < 0.3, -torch.inf)
+    terms = ATTENTION.statistics[0].terms
+    a, b, whole = (terms.of(part).numpy() for part in (scores[:split], scores[split:], scores))
+    np.testing.assert_allclose(terms.merge(a, b), whole, rtol=1e-12, atol=1e-12)
 
 
 def gpt2(implementation: str) -> nn.Module:

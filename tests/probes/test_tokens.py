@@ -109,6 +109,16 @@ def test_sequences_taken_a_few_at_a_time(monkeypatch):
     np.testing.assert_allclose(found(x), whole, rtol=1e-14)
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(split=st.integers(0, 5), length=st.integers(0, 6), seed=st.integers(0, 99))
+def test_merge_law(split, length, seed):
+    """of(a ++ b) == merge(of(a), of(b)), joined along the batch."""
+    x = random(5, length, 4, seed=seed)
+    terms = EFFECTIVE_RANK.terms
+    a, b, whole = (terms.of(part).numpy() for part in (x[:split], x[split:], x))
+    np.testing.assert_allclose(terms.merge(a, b), whole, rtol=1e-12)
+
+
 def test_under_autocast():
     x = random(2, 40, 8).float() + 0.5
     with torch.autocast("cpu", torch.bfloat16):
