@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import contained, warn_once
+from keelscope.containment import NO_OP, contained, warn_once
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import floating_leaves
@@ -52,6 +53,7 @@ class ModuleHooks:
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
+        self._attention = AttentionMode(self._show_attention)
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
@@ -73,6 +75,7 @@ class ModuleHooks:
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
+        self._attention.reset()
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
@@ -85,13 +88,17 @@ class ModuleHooks:
                 self._attach_to(site, module)
 
     def _attach_to(self, site: int, module: nn.Module) -> None:
+        taps = {probe.tap for probe in self._probes[site]}
         try:
+            if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
+                handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
+                self._handles.callback(handle.remove)
             handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
         except (RuntimeError, AttributeError) as error:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
             return
         self._handles.callback(handle.remove)
-        if any(probe.tap in {Tap.INPUT, Tap.JACOBIAN} for probe in self._probes[site]):
+        if taps & {Tap.INPUT, Tap.ATTENTION, Tap.JACOBIAN}:
             handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
             self._handles.callback(handle.remove)
 
@@ -100,6 +107,7 @@ class ModuleHooks:
         self._handles.close()
         self._on_leaves.close()
         self.jacobians.begin()
+        self._attention.reset()
         self.attached = False
 
     @contained
@@ -135,12 +143,13 @@ class ModuleHooks:
         tracked = any(tensor.requires_grad for _, tensor in leaves)
         waiting = self._inputs.get(site)  # several where a module calls itself
         call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=waiting.pop() if waiting else {})
+        call.attention = self._attention.found.pop(site, [])
         step.add(call)
         return call
 
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
-        """Measure the input before the module can change it in place."""
+        """Measure the input before the module can change it in place, and look out for attention inside."""
         if in_backward() or not self._looks():
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
@@ -150,6 +159,11 @@ class ModuleHooks:
         if leaves and self._due(site, Tap.INPUT):
             inputs = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
             self._inputs.setdefault(site, []).append(inputs)
+        if self._due(site, Tap.ATTENTION) and self._modules[site]() is module:
+            self._attention.open(OpenModule(site, module, board))
+
+    def _show_attention(self, inside: OpenModule, scores: Tensor) -> None:
+        inside.seen.append(self._observe(inside.site, Tap.ATTENTION, (scores,), inside.module, inside.board))
 
     def _looks(self) -> bool:
         """Whether this forward is one to record."""
@@ -291,7 +305,7 @@ class ForwardHook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputHook:
-    """The hook before one module, where a probe looks at inputs. Copies like `ForwardHook`."""
+    """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
 
     owner: ModuleHooks
     site: int
@@ -303,9 +317,6 @@ class InputHook:
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
-
-
-NO_OP = (getattr, (nullcontext(), "__exit__"))  # takes anything, returns None, unpickles without keelscope
 
 
 def _hookable(tensor: Tensor, inputs: object) -> Tensor:

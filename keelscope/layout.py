@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
-from keelscope.sites import SitePlan
-from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
+from keelscope.sites import SitePlan, WatchedModule
+from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
 
-__all__ = ["AxisOrder", "by_group", "draw_layout"]
+__all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
 
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
@@ -28,6 +29,7 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
+    Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
@@ -40,11 +42,13 @@ class AxisOrder:
         plan: the sites in registration order.
         ran: indices into ``plan.modules``, in the order of their first call.
         sublayers: number of residual sub-layers.
+        attending: indices of the modules that attention was seen in, the only sites of `Tap.ATTENTION`.
     """
 
-    def __init__(self, plan: SitePlan, ran: Sequence[int], sublayers: int = 0) -> None:
+    def __init__(self, plan: SitePlan, ran: Sequence[int], sublayers: int = 0, attending: Container[int] = ()) -> None:
         self.sublayers = sublayers
         seen = list(dict.fromkeys(ran))
+        self._attending = attending
         self.modules: NDArray[np.intp] = _completed(seen, len(plan.modules))
         rank = {id(plan.modules[i].module): place for place, i in enumerate(seen)}
         last = len(seen)
@@ -59,10 +63,15 @@ class AxisOrder:
         if probes[0].tap.axis is Axis.SUBLAYER:
             return np.arange(self.sublayers)
         if probes[0].tap.of_module:
-            fitting = [any(fits_site(p, w.module, w.site.role) for p in probes) for w in plan.modules]
+            modules = enumerate(plan.modules)
+            fitting = [any(self._shows(probe, watched, i) for probe in probes) for i, watched in modules]
             return _kept(self.modules, fitting)
         fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
         return _kept(self.parameters, fitting)
+
+    def _shows(self, probe: Probe, watched: WatchedModule, place: int) -> bool:
+        fits = fits_site(probe, watched.module, watched.site.role)
+        return fits and (probe.tap is not Tap.ATTENTION or place in self._attending)
 
 
 def _kept(order: NDArray[np.intp], fitting: list[bool]) -> NDArray[np.intp]:
@@ -123,6 +132,25 @@ def draw_layout(
     return RunLayout(
         info, tuple(_group(name, found, _sites(plan, sublayers, found, axes[name])) for name, found in groups)
     )
+
+
+def trimmed(layout: RunLayout, extents: Mapping[str, Mapping[str, int]]) -> RunLayout:
+    """A layout whose axes are as long as the first row said, see `Statistic.extent`.
+
+    Args:
+        layout: the layout.
+        extents: group -> axis -> length.
+
+    Returns:
+        The same with fewer coordinates.
+    """
+
+    def cut(spec: StatisticSpec, lengths: Mapping[str, int]) -> StatisticSpec:
+        return replace(spec, coords={dim: spec.coords[dim][: lengths.get(dim)] for dim in spec.dims})
+
+    groups = [(group, extents.get(group.name, {})) for group in layout.groups]
+    cuts = [replace(group, statistics=tuple(cut(s, lengths) for s in group.statistics)) for group, lengths in groups]
+    return replace(layout, groups=tuple(cuts))
 
 
 def _storable(seed: int) -> int:

@@ -62,6 +62,10 @@ class Tap(Enum):
     JACOBIAN = "jacobian"
     """The Jacobian of a stack's entry on the live graph, from its first input that requires a gradient to its first
     output that does, when the gradient arrives: shown to a `JacobianProbe`."""
+    ATTENTION = "attention"
+    """The scores of each attention inside a module, before the softmax, taken where they are computed: float32
+    ``[batch, head, query, key]`` of up to 64 evenly spaced queries, masked keys at -inf or far below the others. The
+    module is the innermost watched one around the attention."""
     PARAMETER = "parameter"
     """A parameter, before the optimizer changes it."""
     PARAMETER_GRADIENT = "parameter_gradient"
@@ -103,6 +107,7 @@ _AXES = {
     Tap.OUTPUT_GRADIENT: Axis.MODULE,
     Tap.INPUT_AND_GRADIENT: Axis.MODULE,
     Tap.JACOBIAN: Axis.MODULE,
+    Tap.ATTENTION: Axis.MODULE,
     Tap.PARAMETER: Axis.PARAMETER,
     Tap.PARAMETER_GRADIENT: Axis.PARAMETER,
     Tap.UPDATE: Axis.PARAMETER,

@@ -24,7 +24,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder, by_group, draw_layout
+from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of
@@ -35,6 +35,7 @@ from keelscope.rows import (
     module_observations,
     parameter_calls,
     parameter_observations,
+    probe_extents,
     probe_values,
 )
 from keelscope.sites import Selector, SitePlan, plan_sites
@@ -97,6 +98,8 @@ class Recorder:
         """Forwards without gradient after the open row was complete: they belong to the next."""
         self.axes: dict[str, NDArray[np.intp]] = {}
         """Group -> registration indices along its site axis, known after the first row."""
+        self.extents: dict[str, dict[str, int]] = {}
+        """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
@@ -183,7 +186,9 @@ class Recorder:
     def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
         """The site axis of every group that has sites; probes of the others are let go of."""
         found = self.look.topology
-        order = AxisOrder(self.plan, [call.site for call in step.calls], len(found) if found is not None else 0)
+        attending = {call.site for call in step.calls if call.attention}
+        sublayers = len(found) if found is not None else 0
+        order = AxisOrder(self.plan, [call.site for call in step.calls], sublayers, attending)
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
         empty = {
@@ -243,6 +248,7 @@ class Recorder:
         self.refresh_labels(model)
         sublayers = sublayer_sites(self.look.topology, self.plan)
         layout = draw_layout(model, self.plan, self.probes, self.axes, sublayers, title=title, config=config)
+        layout = trimmed(layout, self.extents)
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology))
         return replace(layout, info=info, coverage=self.coverage())
@@ -294,8 +300,12 @@ class Recorder:
             observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
         else:
             observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
+        lengths = self.extents.setdefault(group_of(probe), {})
+        if not self._recorded:
+            for dim, length in probe_extents(probe, observations, fetched).items():
+                lengths[dim] = max(length, lengths.get(dim, 1))
         scale = factor if probe.tap.of_gradient else 1.0
-        return probe_values(probe, observations, fetched, sites, factor=scale)
+        return probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
 
     def _keep(self, step: StepRecord, fetched: Fetched) -> None:
         modules, parameters = self.plan.modules, self.plan.parameters

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from keelscope.attention import scores_seen
 from keelscope.errors import ProbeError, RecordingWarning
 from keelscope.jacobian.linearised import Entry
 from keelscope.jacobian.passage import Memory, Span
@@ -112,6 +113,11 @@ class Trial:
         assert isinstance(values, Tensor)
         return values.numpy()
 
+    def attention(self) -> list[tuple[int, ...]]:
+        """Shapes of the attention scores inside the module."""
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return [tuple(scores.shape) for scores in scores_seen(copy.deepcopy(self.owner), self.inputs)]
+
     def _shapes(self) -> list[tuple[int, ...]]:
         tap = self.probe.tap
         if tap.axis is Axis.SUBLAYER:
@@ -121,6 +127,8 @@ class Trial:
             first = tuple(next(self.owner.parameters()).shape)
             return [first, first] if tap is Tap.UPDATE else [first]
         given = [tuple(leaf.shape) for _, leaf in floating_leaves(self.inputs)]
+        if tap is Tap.ATTENTION:
+            return [self.attention()[0]]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             made = [tuple(leaf.shape) for _, leaf in floating_leaves(copy.deepcopy(self.owner)(*self.inputs))]
         if tap is Tap.INPUT_AND_GRADIENT:
