@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope.diagnosis.finding import name_sites
 from keelscope.formatting import count, decades, number
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.paths import Paths, StreamPaths
 
-__all__ = ["CAUSE_TITLES", "explanation"]
+__all__ = ["CAUSE_TITLES", "explanation", "shortcut_reason"]
 
 CAUSE_TITLES = {
     "norm": "the norms on the sums",
@@ -62,10 +63,22 @@ def _shortcut(stream: StreamPaths) -> str:
     if abs(lost) <= _LEVEL:
         return f"the shortcut path keeps the gradient ({decades(round(-lost, 9))} decades over {size})"
     verb = "loses" if lost > 0 else "gains"
-    return f"the shortcut path {verb} {number(abs(lost))} decades over {size}: {_reason(stream, lost)}"
+    return f"the shortcut path {verb} {number(abs(lost))} decades over {size}: {shortcut_reason(stream, lost)}"
 
 
-def _reason(stream: StreamPaths, lost: float) -> str:
+def shortcut_reason(stream: StreamPaths, lost: float) -> str:
+    """By what the shortcut of a stream loses or gains.
+
+    Args:
+        stream: the stream.
+        lost: decades, to compare with what the law of post-norms predicts.
+
+    Returns:
+        A clause without a full stop.
+    """
+    if np.isinf(lost):
+        cut = [site.path for site, gain in zip(stream.sites, stream.shortcut.gains, strict=True) if gain == -np.inf]
+        return f"exactly nothing passes {name_sites(cut) or 'it'}"
     shortcut = stream.shortcut
     if stream.is_normalised.mean() < _HALF:
         by = "gates and weights" if any(info.gates for info in stream.infos) else "weights"
