@@ -86,16 +86,23 @@ COLUMNS = (
     Column("depth", "depth", _depth),
     Column("path", "layer", path_of, numeric=False),
     Column("kind", "type", lambda layer: layer.kind, numeric=False),
-    Column("output_variance", "output variance", lambda layer: number(layer.output_variance)),
+    Column("output_variance", "output variance", lambda layer: number(layer.output_variance), optional=True),
     Column("gradient_rms", "gradient RMS", lambda layer: number(layer.gradient_rms)),
-    Column("late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient)),
-    Column("ratio", "ratio to next", lambda layer: number(layer.ratio)),
-    Column("parameter_gradient_norm", "param grad norm", lambda layer: _shared(layer, layer.parameter_gradient_norm)),
-    Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm)),
+    Column(
+        "late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient), optional=True
+    ),
+    Column("ratio", "ratio to next", lambda layer: number(layer.ratio), optional=True),
     Column("norm_gain", "norm gain", lambda layer: number(layer.norm_gain), optional=True),
     Column("shortcut_gain", "shortcut gain (decades)", lambda layer: _change(layer.shortcut_gain), optional=True),
     Column("branch_gain", "branch gain v", lambda layer: number(layer.branch_gain), optional=True),
     Column("gate", "gate", lambda layer: number(layer.gate), optional=True),
+    Column(
+        "parameter_gradient_norm",
+        "param grad norm",
+        lambda layer: _shared(layer, layer.parameter_gradient_norm),
+        optional=True,
+    ),
+    Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm), optional=True),
 )
 """The columns in order."""
 
