@@ -74,10 +74,10 @@ _CAPTION = (
     "Negative means that it shrinks."
 )
 _LEGEND = (
-    "Decades unless said. shortcut: what shortcuts alone do to the gradient; slope: the same per sub-layer, fitted; law: "
-    "as 1/2 log10(1 + v/a^2) predicts; a: weight of the shortcut; v: mean square of the branch over that of the stream; "
-    "from the top: what shortcuts alone leave of the gradient at the top. The last four columns add up to the measured "
-    "change of the whole gradient."
+    "Decades unless said. shortcut: what shortcuts alone do to the gradient; slope: the same per sub-layer, fitted; "
+    "law: as 1/2 log10(1 + v/a^2) predicts; a: weight of the shortcut; v: mean square of the branch over that of the "
+    "stream; from the top: what shortcuts alone leave of the gradient at the top. The last four columns add up to the "
+    "measured change of the whole gradient."
 )
 
 

@@ -7,7 +7,7 @@ import runpy
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_the_figure_draws_the_bars(attribution, palette):
 
 
 def test_every_bar_of_the_drawing_is_as_long_as_its_decades(attribution):
-    root = ElementTree.fromstring(waterfall_svg(attribution))
+    root = ET.fromstring(waterfall_svg(attribution))
     steps = steps_of(attribution)
     bars = [element for element in root.iter() if element.tag == "rect"]
     low, high = extent(steps)
