@@ -38,6 +38,7 @@ FOLD_ABOVE = 40
 
 _ENDS = 3  # rows kept at either end of a folded stack
 _INNER = (0.25, 0.5, 0.75)
+_ROUNDING = 1e-6  # decades
 _NAMED = 4  # sites of one finding that stay visible
 
 
@@ -78,8 +79,10 @@ def _shared(layer: Layer, value: float | None) -> str:
 
 
 def _change(value: float | None) -> str:
-    """Decades; what is only rounding counts as 0."""
-    return decades(value if value is None or not math.isfinite(value) else round(value, 6) + 0.0)
+    """Decades with three digits after the point; what is only rounding is 0."""
+    if value is None or not _ROUNDING < abs(value) < math.inf:
+        return decades(value if value is None or abs(value) > _ROUNDING else 0.0)
+    return f"{value:+.3f}"
 
 
 COLUMNS = (

@@ -17,7 +17,7 @@ __all__ = ["CAUSES", "Attribution", "Cause", "attribute"]
 
 CAUSES = ("norm", "scale", "branch", "other", "embedding")
 """The causes that every total is split into, in the order in which a gradient meets them."""
-_CANCELLING = 0.5  # decades of norm and scale against each other from which they are shown as one cause
+_CANCELLING = 0.005  # decades of norm and scale against each other from which they are told as one cause
 
 Decades = NDArray[np.float64]
 
