@@ -17,7 +17,8 @@ __all__ = ["CAUSES", "Attribution", "Cause", "attribute"]
 
 CAUSES = ("norm", "scale", "branch", "other", "embedding")
 """The causes that every total is split into, in the order in which a gradient meets them."""
-_CANCELLING = 0.005  # decades of norm and scale against each other from which they are told as one cause
+_PAIRS = (("norm", "scale", 0.005), ("branch", "other", 1.0))
+"""Causes that are told as one where they oppose each other by more than so many decades."""
 
 Decades = NDArray[np.float64]
 
@@ -27,7 +28,7 @@ class Cause:
     """One cause and the decades it explains."""
 
     name: str
-    """One of `CAUSES`, or ``"norm and scale"`` where a norm takes back the weight that stands under it."""
+    """One of `CAUSES`, or two that cancel: ``"norm and scale"``, ``"branch and other"``."""
     decades: float
 
 
@@ -68,13 +69,18 @@ class Attribution:
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The totals as they are told: norm and scale in one where they cancel, since ``n(a x)`` is ``n(x)``."""
+        """The totals as they are told, two that cancel as one.
+
+        Norm and scale, since ``n(a x)`` is ``n(x)``; branch and other, where sub-layers do not follow each other on one
+        tensor, as in a scheme that mixes all earlier ones.
+        """
+        found: dict[str, float] = {}
         totals = self.totals
-        norm, scale = totals["norm"], totals["scale"]
-        if min(abs(norm), abs(scale)) > _CANCELLING and norm * scale < 0:
-            del totals["norm"], totals["scale"]
-            totals = {"norm and scale": norm + scale} | totals
-        return tuple(Cause(name, decades) for name, decades in totals.items())
+        for first, second, limit in _PAIRS:
+            a, b = totals.pop(first), totals.pop(second)
+            cancels = min(abs(a), abs(b)) > limit and a * b < 0
+            found |= {f"{first} and {second}": a + b} if cancels else {first: a, second: b}
+        return tuple(Cause(name, decades) for name, decades in (found | totals).items())
 
     @property
     def largest(self) -> Cause | None:

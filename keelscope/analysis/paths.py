@@ -52,7 +52,7 @@ class ShortcutPath:
     @property
     def lost(self) -> float:
         """Decades that the shortcut loses over the stream; negative when it gains."""
-        return -self.change
+        return 0.0 - self.change
 
     @property
     def missing(self) -> int:

@@ -22,6 +22,7 @@ CAUSE_TITLES = {
     "scale": "the weights on the shortcut",
     "norm and scale": "the norms and the weights under them",
     "branch": "the branches",
+    "branch and other": "the branches and what lies between them",
     "other": "what lies between the sub-layers",
     "embedding": "the input end below the first sub-layer",
 }
@@ -100,8 +101,10 @@ def _total(stream: StreamPaths) -> str:
     total, lost = stream.attribution.stream, stream.shortcut.lost
     if np.isnan(total):
         return ""
-    branches = stream.attribution.totals["branch"]
-    by = f"the branches ({decades(branches)} decades)"
+    told = {cause.name: cause.decades for cause in stream.attribution.causes}
+    name = "branch" if "branch" in told else "branch and other"
+    branches = told[name]
+    by = f"{CAUSE_TITLES[name]} ({decades(branches)} decades)"
     does = _beside_a_lossy_shortcut(total, lost, by) if lost > _TELLING else _beside_a_shortcut(total, branches, by)
     return f"the total gradient ({decades(round(total, 9))} decades) {does}"
 

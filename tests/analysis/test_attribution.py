@@ -107,6 +107,14 @@ def test_norm_and_weight_that_cancel_are_one_cause(stack):
     assert {cause.name for cause in split(stack.measure(64, post=True)).causes} == set(CAUSES)
 
 
+def test_branches_off_the_stream_are_told_with_what_lies_between():
+    level = 10.0 ** np.arange(4.0)
+    attribution = attribute(level, level, level, 10 * level[::-1])
+    names = {cause.name for cause in attribution.causes}
+    assert names == {"norm", "scale", "branch and other", "embedding"}
+    assert sum(cause.decades for cause in attribution.causes) == pytest.approx(attribution.total)
+
+
 def test_the_largest_cause():
     ones = np.ones(3)
     largest = attribute(ones, 0.1 * ones, 0.1 * ones, ones).largest

@@ -1,4 +1,4 @@
-"""The reference schemes, recorded and judged: the causes add up on every one, and the path rules are right about them."""
+"""The reference schemes, recorded and judged: causes add up on every one, and the path rules are right about them."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     (branches detached), the first two sub-layers left out, > 2. Never a headline: the whole gradient may be flat.
 
     Source: shortcut attenuation of Post-LN, Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895; the law
-    1/2 log10(1 + v/alpha^2) per sub-layer. Margins at 64 sub-layers: Post-LN with unit gain 7.2, HybridNorm 5.8,
-    Highway with bias -2 3.5 decades; Post-LN with torch's initialisation 0.6, a convex gate of 0.99 0.3, Keel,
-    DeepNorm, nGPT and Pre-LN below 0.1.
+    1/2 log10(1 + v/alpha^2) per sub-layer. Measured on the reference schemes at 64 sub-layers and unit-gain init:
+    Post-LN 6.5 decades (ResiDual's first stream as much), HybridNorm 5.6, Highway 3.5 | Mix-LN 1.4, SiameseNorm 0.2,
+    Keel 0.1, the other 21 below 0.1.
 
     Remedy: weigh the shortcut (Keel: a = L; DeepNorm), keep a path without norms (Pre-LN), or make the branches
     smaller.
