@@ -55,6 +55,15 @@ class ShortcutPath:
         return 0.0 - self.change
 
     @property
+    def lowest(self) -> int:
+        """Index of the sub-layer above which shortcuts lose most; -1 if nothing is known.
+
+        It lies above the bottom where another path joins further down, as the second stream of ResiDual does.
+        """
+        known = np.flatnonzero(~np.isnan(self.carried))
+        return int(known[np.argmin(self.carried[known])]) if known.size else -1
+
+    @property
     def missing(self) -> int:
         """Sub-layers of unknown shortcut gain, which the sums leave out."""
         return int(np.isnan(self.gains).sum())

@@ -61,6 +61,14 @@ def _shortcut(stream: StreamPaths) -> str:
         cut = int(np.isneginf(stream.shortcut.gains).sum())
         where = f"{cut} of {size}" if cut else f"part of {size}"
         return f"the shortcut path is cut: it passes exactly nothing in {where}"
+    deepest = -float(stream.shortcut.carried[stream.shortcut.lowest])
+    if deepest > lost + _TELLING:
+        size = count(len(stream) - stream.shortcut.lowest, "sub-layer")
+        path = stream.sites[stream.shortcut.lowest].path
+        back = f"; below {path} another path gives {number(deepest - lost)} decades back"
+        return (
+            f"the shortcut path loses {number(deepest)} decades over {size}: {shortcut_reason(stream, deepest)}{back}"
+        )
     if abs(lost) <= _LEVEL:
         return f"the shortcut path keeps the gradient ({decades(round(-lost, 9))} decades over {size})"
     verb = "loses" if lost > 0 else "gains"

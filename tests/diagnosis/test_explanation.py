@@ -89,6 +89,16 @@ def test_what_the_float_floor_hides_is_said(stack):
     assert f"The float32 floor of 1e-37 hides the shortcut gradient of {hidden} sub-layers; gains continue" in text
 
 
+def test_a_second_path_that_joins_below_is_said(stack):
+    values = stack.measure(64, post=True, width=32)
+    values["shortcut_only_gradient"][0] = values["output_gradient"][-1]
+    text = diagnose(stack.recorded(values, norm=True)).explanation
+    carried = np.log10(values["shortcut_only_gradient"] / values["output_gradient"][-1])
+    lowest = int(np.argmin(carried))
+    assert f"The shortcut path loses {-carried.min():.2f} decades over {64 - lowest} sub-layers: post-norms" in text
+    assert f"below layers.{lowest // 2}.branch{lowest % 2} another path gives {-carried.min():.2f} decades back" in text
+
+
 def test_gaps_and_streams_are_said(stack):
     values = stack.measure(32, post=True)
     values["input_gradient"][4] = np.nan
