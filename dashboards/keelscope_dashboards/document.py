@@ -29,7 +29,7 @@ h1 { font-size: 1.3rem; margin: 0 0 1rem; }
 .table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px; }
 th, td { padding: 2px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { color: var(--soft); font-weight: 600; text-align: left; }
+thead th { color: var(--soft); font-weight: 600; text-align: left; white-space: normal; vertical-align: bottom; }
 small, figcaption { color: var(--soft); }
 h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
@@ -60,6 +60,6 @@ def render(report: Report) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f'<body><main><h1>Gradient flow</h1><div class="table">{report._repr_html_()}</div>{why_section(report)}'
+        f'<body><main><h1>Gradient flow</h1><div class="table" tabindex="0">{report._repr_html_()}</div>{why_section(report)}'
         "</main></body></html>\n"
     )

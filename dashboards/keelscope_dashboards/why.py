@@ -62,9 +62,9 @@ def why_section(report: Report) -> str:
     rows = "".join(_sublayer_row(main, i) for i in _shown(main))
     return (
         f"<section><h2>Why</h2>{drawn}"
-        f'<div class="table"><table>{_head(_STREAM_HEAD)}<tbody>{streams}</tbody></table></div>'
+        f'<div class="table" tabindex="0"><table>{_head(_STREAM_HEAD)}<tbody>{streams}</tbody></table></div>'
         f"<h3>Sub-layers, {escape(_counted(main))}</h3>"
-        f'<div class="table"><table>{_head(_HEAD)}<tbody>{rows}</tbody></table></div>'
+        f'<div class="table" tabindex="0"><table>{_head(_HEAD)}<tbody>{rows}</tbody></table></div>'
         f"<p><small>{_LEGEND}</small></p></section>"
     )
 

@@ -61,18 +61,21 @@ def _shortcut(stream: StreamPaths) -> str:
         cut = int(np.isneginf(stream.shortcut.gains).sum())
         where = f"{cut} of {size}" if cut else f"part of {size}"
         return f"the shortcut path is cut: it passes exactly nothing in {where}"
-    deepest = -float(stream.shortcut.carried[stream.shortcut.lowest])
-    if deepest > lost + _TELLING:
-        size = count(len(stream) - stream.shortcut.lowest, "sub-layer")
-        path = stream.sites[stream.shortcut.lowest].path
-        back = f"; below {path} another path gives {number(deepest - lost)} decades back"
-        return (
-            f"the shortcut path loses {number(deepest)} decades over {size}: {shortcut_reason(stream, deepest)}{back}"
-        )
+    lowest = stream.shortcut.lowest
+    deepest = -float(stream.shortcut.carried[lowest])
+    if deepest > max(lost, 0.0) + _TELLING:
+        return f"the shortcut path {_lost_and_back(stream, lowest, deepest - lost)}"
     if abs(lost) <= _LEVEL:
         return f"the shortcut path keeps the gradient ({decades(round(-lost, 9))} decades over {size})"
     verb = "loses" if lost > 0 else "gains"
     return f"the shortcut path {verb} {number(abs(lost))} decades over {size}: {shortcut_reason(stream, lost)}"
+
+
+def _lost_and_back(stream: StreamPaths, lowest: int, back: float) -> str:
+    """The loss down to a sub-layer below which another path joins."""
+    lost, size = -float(stream.shortcut.carried[lowest]), count(len(stream) - lowest, "sub-layer")
+    below = f"below {stream.sites[lowest].path} another path gives {number(back)} decades back"
+    return f"loses {number(lost)} decades over {size}: {shortcut_reason(stream, lost)}; {below}"
 
 
 def shortcut_reason(stream: StreamPaths, lost: float) -> str:
