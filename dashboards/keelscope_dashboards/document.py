@@ -60,6 +60,6 @@ def render(report: Report) -> str:
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n'
-        f'<body><main><h1>Gradient flow</h1><div class="table" tabindex="0">{report._repr_html_()}</div>{why_section(report)}'
-        "</main></body></html>\n"
+        f'<body><main><h1>Gradient flow</h1><div class="table" tabindex="0">{report._repr_html_()}</div>'
+        f"{why_section(report)}</main></body></html>\n"
     )

@@ -102,9 +102,24 @@ def shortcut_reason(stream: StreamPaths, lost: float) -> str:
         divisor = "sqrt(1 + v)" if plain else "sqrt(1 + v/a^2)"
         weight = "" if plain else f", a = {number(a)}"
         return f"post-norms divide by {divisor}, v = {number(v)}{weight}"
+    aligned, cosine = _aligned_law(stream)
+    if abs(aligned - lost) <= _AGREES * abs(lost):
+        along = f"where F points along x (cosine {number(cosine)})"
+        return f"post-norms divide by the size of a x + F, v = {number(v)}, {along}"
     mean = 10.0 ** (-lost / len(stream))
     against = f", where sqrt(1 + v/a^2) explains {decades(float(law[0]))} decades" if law.size else ""
     return f"post-norms and weights multiply it by {number(mean)} in the geometric mean{against}"
+
+
+def _aligned_law(stream: StreamPaths) -> tuple[float, float]:
+    """Decades that post-norms take where branches are not at right angles to the stream, and the mean cosine."""
+    found = [stream.values.get(key, np.full(len(stream), np.nan)) for key in ("branch_gain", "alpha", "cosine")]
+    v, alpha, cosine = (column[stream.is_normalised] for column in found)
+    known = np.isfinite(v) & (alpha > 0) & np.isfinite(cosine)
+    v, alpha, cosine = v[known], alpha[known], cosine[known]
+    # ms(a x + F) = ms(x) (a^2 + v + 2 a cos sqrt(v)), of which a^2 is the shortcut's
+    ratio = 1.0 + v / alpha**2 + 2.0 * cosine * np.sqrt(v) / alpha
+    return float(0.5 * np.log10(np.maximum(ratio, 1e-300)).sum()), float(cosine.mean()) if cosine.size else float("nan")
 
 
 def _total(stream: StreamPaths) -> str:

@@ -80,6 +80,16 @@ def test_a_law_that_does_not_hold_is_not_given_as_the_reason(stack):
     assert "where sqrt(1 + v/a^2) explains -" in text
 
 
+def test_branches_along_the_stream_take_more(stack):
+    values = stack.measure(64, post=True, width=32)
+    values["branch_gain"][:], values["cosine"][:] = 0.05, 0.4
+    values["predicted_slope"][:] = 0.5 * np.log10(1.05)
+    values["shortcut_gain"] = np.full(64, (1 + 0.05 + 2 * 0.4 * np.sqrt(0.05)) ** -0.5)
+    values["shortcut_only_gradient"] = np.full(64, np.nan)
+    text = diagnose(stack.recorded(values, norm=True)).explanation
+    assert "the size of a x + F, v = 0.0500, where F points along x (cosine 0.400)" in text
+
+
 def test_what_the_float_floor_hides_is_said(stack):
     values = stack.measure(512, post=True, pre=True, width=8)
     values["shortcut_only_gradient"][values["shortcut_only_gradient"] < 1e-45] = 0.0
