@@ -70,6 +70,18 @@ class ModuleHooks:
         self._on_leaves.close()
         self._inputs.clear()
 
+    def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
+        """Watch one more module, which becomes the next site.
+
+        Args:
+            watched: the module.
+            probes: what looks at it.
+        """
+        self._modules.append(weakref.ref(watched.module))
+        self._probes.append(_fitting(watched.module, probes))
+        if self.attached:
+            self._attach_to(len(self._modules) - 1, watched.module)
+
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
         if self.attached:

@@ -21,12 +21,16 @@ from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
 
 __all__ = ["AxisOrder", "by_group", "draw_layout"]
 
+_FOUND = frozenset({Axis.SUBLAYER, Axis.GATE})
+"""Axes that are no part of the module tree."""
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
+    Tap.GATE: {"when": "before the optimizer step"},
+    Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
@@ -38,11 +42,11 @@ class AxisOrder:
     Args:
         plan: the sites in registration order.
         ran: indices into ``plan.modules``, in the order of their first call.
-        sublayers: number of residual sub-layers.
+        found: length of the axes that are no part of the plan.
     """
 
-    def __init__(self, plan: SitePlan, ran: Sequence[int], sublayers: int = 0) -> None:
-        self.sublayers = sublayers
+    def __init__(self, plan: SitePlan, ran: Sequence[int], found: Mapping[Axis, int] | None = None) -> None:
+        self.found = found or {}
         seen = list(dict.fromkeys(ran))
         self.modules: NDArray[np.intp] = _completed(seen, len(plan.modules))
         rank = {id(plan.modules[i].module): place for place, i in enumerate(seen)}
@@ -55,8 +59,8 @@ class AxisOrder:
 
     def of(self, plan: SitePlan, probes: Sequence[Probe]) -> NDArray[np.intp]:
         """Registration indices in axis order of the sites any of the probes (of one group) fits."""
-        if probes[0].tap.axis is Axis.SUBLAYER:
-            return np.arange(self.sublayers)
+        if probes[0].tap.axis in _FOUND:
+            return np.arange(self.found.get(probes[0].tap.axis, 0))
         if probes[0].tap.of_module:
             fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
             return _kept(self.modules, fitting)
@@ -86,7 +90,7 @@ def draw_layout(
     plan: SitePlan,
     probes: Sequence[Probe],
     axes: Mapping[str, NDArray[np.intp]],
-    sublayers: Sequence[Site] = (),
+    found: Mapping[Axis, Sequence[Site]],
     *,
     title: str | Path | None,
     config: Mapping[str, object],
@@ -98,7 +102,7 @@ def draw_layout(
         plan: its sites.
         probes: what is recorded.
         axes: group -> registration indices along its site axis.
-        sublayers: the axis of residual sub-layers.
+        found: the axes that are no part of the plan.
         title: run name or path; its stem is kept, nothing of the folder.
         config: JSON values to store.
 
@@ -118,9 +122,9 @@ def draw_layout(
         stacks=plan.stacks,
         config=dict(config),
     )
-    groups = [(name, found) for name, found in by_group(probes).items() if name in axes]
+    groups = [(name, several) for name, several in by_group(probes).items() if name in axes]
     return RunLayout(
-        info, tuple(_group(name, found, _sites(plan, sublayers, found, axes[name])) for name, found in groups)
+        info, tuple(_group(name, several, _sites(plan, found, several, axes[name])) for name, several in groups)
     )
 
 
@@ -130,10 +134,10 @@ def _storable(seed: int) -> int:
 
 
 def _sites(
-    plan: SitePlan, sublayers: Sequence[Site], probes: Sequence[Probe], axis: NDArray[np.intp]
+    plan: SitePlan, found: Mapping[Axis, Sequence[Site]], probes: Sequence[Probe], axis: NDArray[np.intp]
 ) -> tuple[Site, ...]:
-    if probes[0].tap.axis is Axis.SUBLAYER:
-        return tuple(sublayers)
+    if probes[0].tap.axis in _FOUND:
+        return tuple(found.get(probes[0].tap.axis, ()))
     watched = plan.modules if probes[0].tap.of_module else plan.parameters
     return tuple(watched[i].site for i in axis)
 

@@ -16,7 +16,7 @@ from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.in_place import InPlaceSums
-from keelscope.topology.live import LiveGraph, of_additions, of_declared
+from keelscope.topology.live import LiveGate, LiveGraph, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
 from keelscope.topology.module_calls import CallSites, ModuleCall, Surroundings, interior
 from keelscope.topology.normalisations import find_norms
@@ -139,6 +139,11 @@ class Reading:
         seconds = [record for record in topology.further if record.form.startswith(SECOND)]
         further = of_additions(seconds, self._places, self._trails)
         return LiveGraph(found, further, self._trails, self._terms, self._weights, tensors)
+
+    def gates(self) -> list[LiveGate]:
+        """Weights that depend on data, while their numbers are there."""
+        nodes = self.graph.nodes
+        return [LiveGate(source, nodes[source.key[0]], weights) for source, weights in self._weights.live()]
 
     def expects_more(self) -> bool:
         """Whether the next backward pass will show more, which is then listened to."""
