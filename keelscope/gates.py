@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.nn.parameter import UninitializedParameter
 
 from keelscope.board import Board
@@ -25,7 +26,7 @@ from keelscope.probe import Axis, Probe, Tap, TensorProbe, Tensors
 from keelscope.rows import Observations, module_observations, parameter_observations
 from keelscope.sites import SitePlan, WatchedModule
 from keelscope.store.schema import GroupSpec, Site
-from keelscope.topology import LiveGate, Topology
+from keelscope.topology import LiveGate, LiveOutput, Topology
 from keelscope.topology.gates import ResidualGate, declared_gates, find_gates, is_small
 from keelscope.topology.squashing import Steps, reachable_slopes, squashed
 
@@ -95,25 +96,31 @@ class GateHooks:
         self._handles.close()
 
     @contained
-    def observe(self, topology: Topology, live: Sequence[LiveGate], board: Board) -> None:
+    def observe(self, topology: Topology, live: Sequence[LiveGate | LiveOutput], board: Board) -> None:
         """Look at the gates of the first graph before its backward pass, and listen to their modules from now on.
 
         Args:
             topology: the sub-layers.
-            live: weights that depend on data.
+            live: weights that depend on data, and outputs of modules that are called gates.
             board: where terms go.
         """
         if not self.probes:
             return
         self.gates = find_gates(topology, self._plan)
-        found = {gate.source.origin: gate for gate in self.gates if gate.source is not None}
-        listened = set(self._listened)
-        seen: set[str] = set()
-        for weight in sorted(live, key=lambda one: one.source.steps is None):
-            gate = found.get(weight.source.origin)
-            if gate is not None and gate.path not in seen and gate.module not in listened:
-                seen.add(gate.path)
+        origins = {gate.source.origin: gate for gate in self.gates if gate.source is not None}
+        modules = {gate.module: gate for gate in self.gates if gate.module is not None}
+        seen = set(self._listened)
+        weights = [one for one in live if isinstance(one, LiveGate)]
+        for weight in sorted(weights, key=lambda one: one.source.steps is None):
+            gate = origins.get(weight.source.origin)
+            if gate is not None and (gate.module or gate.path) not in seen:
+                seen.add(gate.module or gate.path)
                 self._look_at(gate, weight, board)
+        for output in live:
+            if isinstance(output, LiveOutput) and output.path in modules and output.path not in seen:
+                gate = modules[output.path]
+                self._put_all([gate], _pairs(gate.steps, gate.inner, output.tensor).unsqueeze(0), board)
+                self._await(gate, output.node, output.output, board)
         self._listen(self.gates)
 
     def settle(self, topology: Topology | None) -> None:
@@ -256,14 +263,20 @@ class GateHooks:
             slopes = reachable_slopes(steps, live.weights)
             pairs = torch.stack([live.weights.double(), slopes.double()], dim=-1).reshape(1, -1, 2)
             self._put_all([gate], pairs, board)
-        owner, output = weakref.ref(self), live.source.key[1]
+        self._await(gate, live.node, live.source.key[1], board)
+
+    def _await(self, gate: ResidualGate, node: Node, output: int, board: Board) -> None:
+        """Measure the gradient at an output of a node, when it arrives."""
+        if not gate.kind.startswith("gate"):
+            return
+        owner = weakref.ref(self)
 
         def arrived(gradients: Sequence[Tensor | None]) -> None:
             hooks, gradient = owner(), gradients[output]
             if hooks is not None and gradient is not None:
                 hooks._arrived(gate, gradient, board)
 
-        self._handles.callback(live.node.register_prehook(arrived).remove)
+        self._handles.callback(node.register_prehook(arrived).remove)
 
     @contained
     def _arrived(self, gate: ResidualGate, gradient: Tensor, board: Board) -> None:
@@ -311,13 +324,17 @@ def _weights_of_output(
     """A probe's view of weights and slopes, made of what a module puts out."""
 
     def view(tensors: Tensors, owner: nn.Module) -> Tensors | None:
-        output = stored(tensors[0].detach())
-        before = reachable_slopes(inner, output)
-        weights, slopes = (output, before * torch.nan) if steps is None else squashed(steps, output)
-        pairs = torch.stack([weights.double(), (slopes * before).double()], dim=-1)
-        return probe.view((pairs,), owner)
+        return probe.view((_pairs(steps, inner, tensors[0]),), owner)
 
     return view
+
+
+def _pairs(steps: Steps | None, inner: Steps | None, output: Tensor) -> Tensor:
+    """Weights and slopes, ``[entry, 2]``, made of what a module put out."""
+    output = stored(output.detach())
+    before = reachable_slopes(inner, output)
+    weights, slopes = (output, before * torch.nan) if steps is None else squashed(steps, output)
+    return torch.stack([weights.double(), (slopes * before).double()], dim=-1)
 
 
 def _copies(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:

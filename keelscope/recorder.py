@@ -43,7 +43,7 @@ from keelscope.rows import (
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
-from keelscope.topology import LiveGate, LiveGraph, Topology
+from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
 
 __all__ = ["Recorder"]
 
@@ -201,7 +201,7 @@ class Recorder:
         """The axes that are no part of the module tree."""
         return {Axis.SUBLAYER: sublayer_sites(self.look.topology, self.plan), Axis.GATE: self.gates.sites()}
 
-    def _observe_gates(self, topology: Topology, live: Sequence[LiveGate]) -> None:
+    def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput]) -> None:
         self.gates.observe(topology, live, self.current.board)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
 

@@ -20,7 +20,7 @@ from keelscope.hooks import NO_OP, in_backward
 from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
-from keelscope.topology import GraphReader, LiveGate, LiveGraph, Sublayer, Topology
+from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
@@ -41,7 +41,7 @@ class Look:
         """What the first look found."""
         self.on_read: Callable[[Topology, LiveGraph], None] = _ignore
         """Called with the sub-layers and their live graph, on steps where tensors are kept."""
-        self.on_gates: Callable[[Topology, Sequence[LiveGate]], None] = _ignore_gates
+        self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput]], None] = _ignore_gates
         """Called at the first look, with the sub-layers and the weights that depend on data."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
@@ -259,7 +259,7 @@ def _counted(stack: Stack, found: dict[tuple[str, int], int]) -> Stack:
     return replace(stack, sublayers=counts.pop()) if not stack.sublayers and len(counts) == 1 else stack
 
 
-def _ignore_gates(_: Topology, __: Sequence[LiveGate]) -> None:
+def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput]) -> None:
     """Nobody asked."""
 
 

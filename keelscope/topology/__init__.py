@@ -9,7 +9,7 @@ the weights (coefficients), the norms (normalisations) and the names (forms), an
 from __future__ import annotations
 
 from keelscope.topology.coefficients import Coefficient
-from keelscope.topology.live import LiveGate, LiveGraph, LiveSublayer, Operands
+from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput, LiveSublayer, Operands
 from keelscope.topology.reader import GraphReader, find
 from keelscope.topology.records import Sublayer, Topology
 
@@ -18,6 +18,7 @@ __all__ = [
     "GraphReader",
     "LiveGate",
     "LiveGraph",
+    "LiveOutput",
     "LiveSublayer",
     "Operands",
     "Sublayer",

@@ -245,9 +245,13 @@ class Coefficients:
         return float(number) if number is not None and number.numel() == 1 else None
 
     def live(self) -> list[tuple[Source, Tensor | None]]:
-        """Where weights that depend on data come from, and the weights; asked before a backward pass frees them."""
-        gates = [(factor, known.source) for factor, known in self._known.items() if known.depends_on_data]
-        return [(source, self._saved(factor)) for factor, source in gates if source is not None]
+        """Where weights come from that no parameter alone gives, and the weights; asked before a backward pass."""
+        found = [(factor, known.source, known.depends_on_data) for factor, known in self._known.items()]
+        return [
+            (source, self._saved(factor))
+            for factor, source, depends in found
+            if source is not None and (depends or source.module is not None)
+        ]
 
     def _leaves(self, key: Key) -> tuple[list[str], bool]:
         """Parameters behind a tensor, nearest first, and whether data is behind it too."""

@@ -72,14 +72,18 @@ def find_gates(topology: Topology | None, plan: SitePlan) -> tuple[ResidualGate,
         plan: modules and parameters of the model.
 
     Returns:
-        The gates, with distinct paths.
+        The gates, with distinct paths. Stack entries without a sub-layer of their own (the first one on input that
+        needs no gradient) have the gates that entries of the same class have.
     """
     found = _of_topology(topology) if topology is not None else []
+    found += _alike(found, topology, plan) if topology is not None else []
     for gate in (*declared_gates(plan), *_by_name(plan)):
         known = {path for other in found for path in (other.path, other.parameter, other.module)}
         if gate.path not in known and (gate.parameter is None or gate.parameter not in known):
             found.append(gate)
-    return tuple(found)
+    sizes = {watched.site.path: watched.site.numel for watched in plan.parameters}
+    single = [gate.kind == "learnable vector" and sizes.get(gate.parameter or "") == 1 for gate in found]
+    return tuple(replace(g, kind="learnable scalar") if one else g for g, one in zip(found, single, strict=True))
 
 
 def is_small(parameter: Tensor) -> bool:
@@ -100,6 +104,41 @@ def _of_topology(topology: Topology) -> list[ResidualGate]:
             if index not in known.sublayers:
                 gates[gate.path] = replace(known, sublayers=(*known.sublayers, index))
     return list(gates.values())
+
+
+def _alike(found: Sequence[ResidualGate], topology: Topology, plan: SitePlan) -> Iterator[ResidualGate]:
+    """The gates of found ones' counterparts in stack entries that the graph shows nothing of."""
+    modules = dict(plan.everything)
+    inside = [path for s in topology.sublayers for path in (*s.branch_sites, s.branch, s.site) if path]
+    seen = {plan.place(path) for path in inside}
+    unseen = [(path, place) for path, place in plan.entries.items() if place not in seen]
+    paths = {gate.path for gate in found}
+    shapes = {watched.site.path: watched.parameter.shape for watched in plan.parameters} if unseen else {}
+    for gate in found if unseen else ():
+        around = next((p for p in _parents(gate.module or gate.parameter or "") if p in plan.entries), "")
+        for path, (stack, _) in unseen if around else ():
+            if stack != plan.entries[around][0] or type(modules.get(path)) is not type(modules.get(around)):
+                continue
+            moved = _moved(gate, around, path)
+            exists = (shapes if moved.module is None else modules).get(moved.module or moved.parameter or "")
+            if exists is not None and moved.path not in paths:
+                paths.add(moved.path)
+                yield moved
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:end]) for end in range(len(parts) - 1, 0, -1)]
+
+
+def _moved(gate: ResidualGate, around: str, path: str) -> ResidualGate:
+    """A gate of one stack entry in another."""
+
+    def move(place: str | None) -> str | None:
+        return path + place[len(around) :] if place is not None and place.startswith(f"{around}.") else place
+
+    places = move(gate.path), move(gate.parameter), move(gate.module)
+    return replace(gate, path=places[0] or gate.path, parameter=places[1], module=places[2], sublayers=(), source=None)
 
 
 def _of_sublayer(sublayer: Sublayer, index: int, name: str) -> Iterator[ResidualGate]:

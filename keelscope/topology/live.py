@@ -21,7 +21,7 @@ from keelscope.topology.squashing import Source
 from keelscope.topology.terms import Factor, Term, Terms
 from keelscope.topology.trails import Trails
 
-__all__ = ["LiveGate", "LiveGraph", "LiveSublayer", "Operands", "of_additions", "of_declared"]
+__all__ = ["LiveGate", "LiveGraph", "LiveOutput", "LiveSublayer", "Operands", "of_additions", "of_declared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,17 @@ class Operands:
     """a x, in the type in which the model computes it."""
     branch: Tensor
     """b F."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOutput:
+    """What a module that is called a gate has put out."""
+
+    path: str
+    node: Node
+    output: int
+    """Which of the node's outputs it is."""
+    tensor: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
 from keelscope.topology.listener import Listener
-from keelscope.topology.live import LiveGate, LiveGraph
+from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
 from keelscope.topology.reading import Reading
 from keelscope.topology.records import Topology
 from keelscope.untouched import untouched
@@ -45,8 +45,9 @@ class GraphReader:
         self._forward: Listener | None = Listener(keep=keep)
         self.live: LiveGraph | None = None
         """The graph that was read, with its sub-layers; set by `read` if tensors are kept."""
-        self.gates: list[LiveGate] = []
-        """Weights that depend on data; set by `read`, to be let go of before the backward pass is over."""
+        self.gates: list[LiveGate | LiveOutput] = []
+        """Weights that depend on data, and outputs of modules that are called gates; set by `read`, to be let go of
+        before the backward pass is over."""
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
@@ -102,7 +103,7 @@ class GraphReader:
         reading = Reading(*listener.graph(roots), self._model, self._entries)
         self._extras = Extras.of(self._model, listener, self._entries)
         topology = self._extras.added(reading, {})
-        self.gates = reading.gates()
+        self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
             self.live = reading.live(topology, listener.tensors(reading.graph))
         self._reading = reading if reading.expects_more() else None

@@ -56,7 +56,7 @@ def squashed(steps: Steps, raw: Tensor) -> tuple[Tensor, Tensor]:
         raw: what they are applied to.
 
     Returns:
-        The weights, and the derivative of each by its raw number; constant factors are left out of it.
+        The weights, and the size of the derivative of each by its raw number, constant factors left out.
 
     Example:
         >>> squashed((Step("clamp", 0.0, 1.0), Step("scale", 3.0)), torch.tensor([0.5, 2.0]))
