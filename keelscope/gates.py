@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
-from keelscope.entries import is_measurable, stored
+from keelscope.entries import constant, is_measurable, stored
 from keelscope.hooks import ModuleHooks
 from keelscope.probe import Axis, Probe, Tap, TensorProbe, Tensors
 from keelscope.rows import Observations, module_observations, parameter_observations
@@ -110,17 +110,18 @@ class GateHooks:
         origins = {gate.source.origin: gate for gate in self.gates if gate.source is not None}
         modules = {gate.module: gate for gate in self.gates if gate.module is not None}
         seen = set(self._listened)
+        for output in live:
+            if isinstance(output, LiveOutput) and output.path in modules and output.path not in seen:
+                named = modules[output.path]
+                seen.add(output.path)
+                self._put_all([named], _pairs(named.steps, named.inner, output.tensor).unsqueeze(0), board)
+                self._await(named, output.node, output.output, board)
         weights = [one for one in live if isinstance(one, LiveGate)]
         for weight in sorted(weights, key=lambda one: one.source.steps is None):
             gate = origins.get(weight.source.origin)
             if gate is not None and (gate.module or gate.path) not in seen:
                 seen.add(gate.module or gate.path)
                 self._look_at(gate, weight, board)
-        for output in live:
-            if isinstance(output, LiveOutput) and output.path in modules and output.path not in seen:
-                gate = modules[output.path]
-                self._put_all([gate], _pairs(gate.steps, gate.inner, output.tensor).unsqueeze(0), board)
-                self._await(gate, output.node, output.output, board)
         self._listen(self.gates)
 
     def settle(self, topology: Topology | None) -> None:
@@ -222,7 +223,7 @@ class GateHooks:
     def _number(self, gate: ResidualGate) -> Tensor | None:
         """The parameter, buffer or number of a gate; None where its module says what it is."""
         if gate.value is not None:
-            return torch.tensor([gate.value], dtype=torch.float64)
+            return constant(gate.value, torch.device("cpu")).reshape(1)
         if gate.module is not None or gate.parameter is None or gate.kind.startswith("gate"):
             return None
         index = self._indices.get(gate.parameter, -1)

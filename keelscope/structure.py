@@ -113,9 +113,9 @@ class Look:
         self._handles.callback(after.remove)
 
     @contained
-    def _before(self, path: str) -> None:
+    def _before(self, path: str, module: nn.Module) -> None:
         if self._reader is not None:
-            self._reader.before_module(path)
+            self._reader.before_module(path, module)
 
     @contained
     def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -154,11 +154,11 @@ class BeforeModule:
     owner: weakref.ref[Look]
     path: str
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, module: nn.Module, *_: object) -> None:
         """Note that the module starts."""
         look = self.owner()
         if look is not None:
-            look._before(self.path)
+            look._before(self.path, module)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

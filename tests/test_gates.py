@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -463,3 +464,72 @@ def test_layer_scale_of_timm():
     assert gate(run, "blocks.1.ls2.gamma") == pytest.approx(1e-3, rel=1e-6)
     assert gate(run, "blocks.1.ls2.gamma", "saturated_fraction") == 0
     assert [info.gates for info in run.info.sublayers] == [(path,) for path in table(run)]
+
+
+@pytest.fixture
+def process_group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("name", "options", "path"),
+    [
+        ("rezero", {}, "sublayers.2.alpha"),
+        ("highway", {}, "sublayers.2.gate.bias"),
+        ("keel_gate", {"gate": "token"}, "sublayers.2.gate"),
+    ],
+)
+@pytest.mark.usefixtures("process_group")
+def test_wrapped_models_give_the_same_numbers(how, name, options, path):
+    from torch.distributed.fsdp import fully_shard
+
+    tokens = torch.arange(12).reshape(2, 6) % 7
+    runs = []
+    for is_wrapped in (False, True):
+        model = build(name, depth=4, width=8, heads=2, vocabulary=7, **options)
+        if how == "fsdp":
+            for parameter in model.parameters():  # FSDP2 shards no parameter without dimensions
+                if not parameter.dim():
+                    parameter.data = parameter.data.reshape(1)
+        if is_wrapped and how == "ddp":
+            model = nn.parallel.DistributedDataParallel(model)
+        elif is_wrapped:
+            for part in (*model.sublayers, model):
+                fully_shard(part)
+        runs.append(recorded(model, tokens, steps=2))
+    assert set(table(runs[1])) == set(table(runs[0]))
+    for statistic in ("value", "minimum", "maximum", "saturated_fraction", "gradient"):
+        wanted, found = (run[f"gates/{statistic}"].of(path).values[:, 0] for run in runs)
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=statistic)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks(reentrant):
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            kind = block(lambda self, x: (self.p, torch.sigmoid(self.t(x))), t=lambda: nn.Linear(8, 1))
+            self.stem, self.blocks = nn.Linear(8, 8), nn.ModuleList([kind(), kind(), kind()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            for part in self.blocks:
+                x = checkpoint(part, x, use_reentrant=reentrant) if self.on else part(x)
+            return x
+
+    torch.manual_seed(0)
+    model = Checkpointed().double()
+    runs = []
+    for model.on in (False, True):
+        runs.append(recorded(copy.deepcopy(model), steps=2))
+    assert {**table(runs[1])} == {**table(runs[0])}
+    for statistic in ("value", "gradient"):
+        for path in ("blocks.1.p", "blocks.1.t"):
+            wanted, found = (run[f"gates/{statistic}"].of(path).values[:, 0] for run in runs)
+            late = path.endswith("t")  # what a region hides is known after the first step
+            np.testing.assert_allclose(found[late:], wanted[late:], rtol=1e-9, err_msg=f"{statistic} {path}")

@@ -118,6 +118,7 @@ class Coefficients:
         sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
         in_place: weights of in-place sums by node and input, as far as they are known.
+        names: names of parameters that modules hold during their forward only, by id.
     """
 
     def __init__(
@@ -127,13 +128,14 @@ class Coefficients:
         sites: CallSites,
         dropped: set[Key],
         in_place: Mapping[tuple[int, int], float],
+        names: Mapping[int, str],
     ) -> None:
         self._terms = terms
         self._sites = sites
         self._dropped = dropped
         self._in_place = in_place
         self._known: dict[Factor, Coefficient] = {}
-        self._parameters = {id(p): name for name, p in model.named_parameters()}
+        self._parameters = {**names, **{id(p): name for name, p in model.named_parameters()}}
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
         self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if is_readable(tensor)}
 

@@ -151,7 +151,9 @@ def _of_sublayer(sublayer: Sublayer, index: int, name: str) -> Iterator[Residual
             origin = part.source.origin if part.source is not None else part.parameter
             origins.setdefault(origin, []).append(part)
     for several in origins.values():
-        yield _of_coefficient(min(several, key=_indirectness), index, name)
+        gate = _of_coefficient(min(several, key=_indirectness), index, name)
+        if gate.parameter or gate.module or gate.kind.startswith("gate"):
+            yield gate
     for place, weight in weights.items():
         if weight.kind == "constant" and not sublayer.is_declared:
             yield ResidualGate(f"{name}:{place}", "constant", value=weight.value, sublayers=(index,))

@@ -54,9 +54,17 @@ class Reading:
         calls: the module calls in the order in which they ended.
         model: the model.
         entries: paths of stack entries.
+        names: names of parameters that modules hold during their forward only, by id.
     """
 
-    def __init__(self, graph: Graph, calls: Sequence[ModuleCall], model: nn.Module, entries: Iterable[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        calls: Sequence[ModuleCall],
+        model: nn.Module,
+        entries: Iterable[str],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         norms: dict[Key, Norm] = {}
         self.graph = graph
         self._sites = CallSites(graph, calls, entries)
@@ -70,7 +78,7 @@ class Reading:
         sums = [(a.root, graph.nodes[a.root]) for a in self._additions if graph.names[a.root] == "CopySlices"]
         self.in_place = InPlaceSums(sums)
         """Weights that only a backward pass shows."""
-        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights)
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, names or {})
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
