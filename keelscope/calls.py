@@ -71,6 +71,14 @@ class StepRecord:
     parameters: dict[int, ParameterRecord] = field(default_factory=dict)
     of_site: dict[int, list[CallRecord]] = field(default_factory=dict)
     """The same calls by site."""
+    gates: StepRecord | None = None
+    """Calls of modules that put out gates, with sites of their own."""
+
+    def of_gates(self) -> StepRecord:
+        """The record of the calls of modules that put out gates, on the same board."""
+        if self.gates is None:
+            self.gates = StepRecord(self.board)
+        return self.gates
 
     def add(self, call: CallRecord) -> None:
         """Take in the next call."""

@@ -47,7 +47,7 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._probes = [tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules]
+        self._probes = [_fitting(watched, probes) for watched in modules]
         self._record_for = record_for
         self._handles = ExitStack()
         self._on_leaves = ExitStack()
@@ -76,6 +76,18 @@ class ModuleHooks:
         self._inputs.clear()
         self.jacobians.begin()
         self._attention.reset()
+
+    def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
+        """Watch one more module, which becomes the next site.
+
+        Args:
+            watched: the module.
+            probes: what looks at it.
+        """
+        self._modules.append(weakref.ref(watched.module))
+        self._probes.append(_fitting(watched, probes))
+        if self.attached:
+            self._attach_to(len(self._modules) - 1, watched.module)
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
@@ -330,6 +342,10 @@ def _hookable(tensor: Tensor, inputs: object) -> Tensor:
         return tensor
     sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
     return tensor if id(base) in sources or not base.requires_grad else base
+
+
+def _fitting(watched: WatchedModule, probes: Sequence[Probe]) -> tuple[Probe, ...]:
+    return tuple(probe for probe in probes if fits_site(probe, watched.module, watched.site.role))
 
 
 def _is_tracing() -> bool:

@@ -22,6 +22,8 @@ from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, Statisti
 
 __all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
 
+_FOUND = frozenset({Axis.SUBLAYER, Axis.GATE})
+"""Axes that are no part of the module tree."""
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
@@ -30,6 +32,8 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
     Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
+    Tap.GATE: {"when": "before the optimizer step"},
+    Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
@@ -41,12 +45,18 @@ class AxisOrder:
     Args:
         plan: the sites in registration order.
         ran: indices into ``plan.modules``, in the order of their first call.
-        sublayers: number of residual sub-layers.
+        found: length of the axes that are no part of the plan.
         attending: indices of the modules that attention was seen in, the only sites of `Tap.ATTENTION`.
     """
 
-    def __init__(self, plan: SitePlan, ran: Sequence[int], sublayers: int = 0, attending: Container[int] = ()) -> None:
-        self.sublayers = sublayers
+    def __init__(
+        self,
+        plan: SitePlan,
+        ran: Sequence[int],
+        found: Mapping[Axis, int] | None = None,
+        attending: Container[int] = (),
+    ) -> None:
+        self.found = found or {}
         seen = list(dict.fromkeys(ran))
         self._attending = attending
         self.modules: NDArray[np.intp] = _completed(seen, len(plan.modules))
@@ -60,8 +70,8 @@ class AxisOrder:
 
     def of(self, plan: SitePlan, probes: Sequence[Probe]) -> NDArray[np.intp]:
         """Registration indices in axis order of the sites any of the probes (of one group) fits."""
-        if probes[0].tap.axis is Axis.SUBLAYER:
-            return np.arange(self.sublayers)
+        if probes[0].tap.axis in _FOUND:
+            return np.arange(self.found.get(probes[0].tap.axis, 0))
         if probes[0].tap.of_module:
             modules = enumerate(plan.modules)
             fitting = [any(self._shows(probe, watched, i) for probe in probes) for i, watched in modules]
@@ -96,7 +106,7 @@ def draw_layout(
     plan: SitePlan,
     probes: Sequence[Probe],
     axes: Mapping[str, NDArray[np.intp]],
-    sublayers: Sequence[Site] = (),
+    found: Mapping[Axis, Sequence[Site]],
     *,
     title: str | Path | None,
     config: Mapping[str, object],
@@ -108,7 +118,7 @@ def draw_layout(
         plan: its sites.
         probes: what is recorded.
         axes: group -> registration indices along its site axis.
-        sublayers: the axis of residual sub-layers.
+        found: the axes that are no part of the plan.
         title: run name or path; its stem is kept, nothing of the folder.
         config: JSON values to store.
 
@@ -128,9 +138,9 @@ def draw_layout(
         stacks=plan.stacks,
         config=dict(config),
     )
-    groups = [(name, found) for name, found in by_group(probes).items() if name in axes]
+    groups = [(name, several) for name, several in by_group(probes).items() if name in axes]
     return RunLayout(
-        info, tuple(_group(name, found, _sites(plan, sublayers, found, axes[name])) for name, found in groups)
+        info, tuple(_group(name, several, _sites(plan, found, several, axes[name])) for name, several in groups)
     )
 
 
@@ -159,10 +169,10 @@ def _storable(seed: int) -> int:
 
 
 def _sites(
-    plan: SitePlan, sublayers: Sequence[Site], probes: Sequence[Probe], axis: NDArray[np.intp]
+    plan: SitePlan, found: Mapping[Axis, Sequence[Site]], probes: Sequence[Probe], axis: NDArray[np.intp]
 ) -> tuple[Site, ...]:
-    if probes[0].tap.axis is Axis.SUBLAYER:
-        return tuple(sublayers)
+    if probes[0].tap.axis in _FOUND:
+        return tuple(found.get(probes[0].tap.axis, ()))
     watched = plan.modules if probes[0].tap.of_module else plan.parameters
     return tuple(watched[i].site for i in axis)
 

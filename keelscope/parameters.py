@@ -61,6 +61,21 @@ class ParameterHooks:
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         self._covered = {self._index[id(p)] for group in groups for p in group["params"] if id(p) in self._index}
 
+    def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
+        """Show probes some parameters, whatever their owner, and no others.
+
+        Args:
+            probes: of parameters; those of an earlier call with the same names are replaced.
+            indices: the parameters.
+        """
+        names, wanted = {probe.name for probe in probes}, set(indices)
+        for i, found in enumerate(self._probes):
+            others = tuple(probe for probe in found if probe.name not in names)
+            self._probes[i] = (*others, *(probes if i in wanted else ()))
+        for tap, several in self._by_tap.items():
+            self._by_tap[tap] = [p for p in several if p.name not in names] + [p for p in probes if p.tap is tap]
+        self._taps = {probe.tap for found in self._probes for probe in found}
+
     def attach(self) -> None:
         """Hook every trainable parameter; doing so twice changes nothing."""
         if Tap.PARAMETER_GRADIENT not in self._taps:

@@ -45,6 +45,8 @@ class Axis(Enum):
     PARAMETER = "parameter"
     SUBLAYER = "sublayer"
     """Residual sub-layers in execution order, found in the first recorded step."""
+    GATE = "gate"
+    """Gates and residual weights, found in the first recorded step, by name, or declared by the model."""
 
 
 class Tap(Enum):
@@ -80,6 +82,13 @@ class Tap(Enum):
     """The gradients around a residual sub-layer, see `keelscope.paths.PathGradients`: six tensors, empty where one is
     not known. The owner is the norm on the sum, or an identity."""
 
+    GATE = "gate"
+    """The weights that a gate gives and their slopes, |d weight / d parameter| (NaN where it is not known), side by
+    side: one tensor ``[entry, 2]``. The owner is the module that holds the gate."""
+    GATE_GRADIENT = "gate_gradient"
+    """The gradient of the whole step at a gate's parameter; for gates that depend on data, the gradient at the output
+    of the gate's module."""
+
     @property
     def axis(self) -> Axis:
         """What the site axis holds."""
@@ -113,8 +122,16 @@ _AXES = {
     Tap.UPDATE: Axis.PARAMETER,
     Tap.RESIDUAL_SUM: Axis.SUBLAYER,
     Tap.RESIDUAL_GRADIENTS: Axis.SUBLAYER,
+    Tap.GATE: Axis.GATE,
+    Tap.GATE_GRADIENT: Axis.GATE,
 }
-_OF_GRADIENT = {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.PARAMETER_GRADIENT, Tap.RESIDUAL_GRADIENTS}
+_OF_GRADIENT = {
+    Tap.OUTPUT_GRADIENT,
+    Tap.INPUT_AND_GRADIENT,
+    Tap.PARAMETER_GRADIENT,
+    Tap.RESIDUAL_GRADIENTS,
+    Tap.GATE_GRADIENT,
+}
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
+from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
 from keelscope.lossscale import LossScale
@@ -31,31 +32,23 @@ from keelscope.probe import Axis, Probe, Tap, group_of
 from keelscope.residuals import ResidualHooks
 from keelscope.rows import (
     Observations,
+    RowValues,
     module_calls,
     module_observations,
     parameter_calls,
     parameter_observations,
     probe_extents,
     probe_values,
+    total_norm,
 )
 from keelscope.sites import Selector, SitePlan, plan_sites
-from keelscope.store.schema import CoverageEntry, RunLayout
+from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
-from keelscope.topology import LiveGraph, Topology
+from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
 
-__all__ = ["Recorder", "RowValues", "total_norm"]
+__all__ = ["Recorder"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class RowValues:
-    """What one step showed, by group."""
-
-    values: dict[str, dict[str, NDArray[np.float64]]]
-    """Statistic -> ``[site, ...]``, NaN where nothing was seen."""
-    observed: dict[str, NDArray[np.bool_]]
-    """``[site]`` for the parameter groups, where every statistic of a seen parameter is a computed one."""
 
 
 class Recorder:
@@ -87,6 +80,9 @@ class Recorder:
         self.look = Look(model)
         self.residuals = ResidualHooks(dict(self.plan.everything), self.probes)
         self.look.on_read = self._observe_residuals
+        self.gates = GateHooks(self.plan, self.probes, self._record_for)
+        self.look.on_gates = self._observe_gates
+        self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
         self.modules.on_gradient = self.look.read
         self.parameters.on_backward = self._backward_begins
         self.backward_begins: Callable[[], None] = _nothing
@@ -129,11 +125,13 @@ class Recorder:
         self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
-        self.modules.every = self.residuals.every = self.parameters.every
+        self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
         self.residuals.begin()
+        self.gates.begin()
         if self._compiled and not self.modules.attached:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
         self.modules.attach()
+        self.gates.modules.attach()
         self.parameters.attach()
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
@@ -142,12 +140,16 @@ class Recorder:
         """Take every hook off the model."""
         self.look.stop()
         self.residuals.end()
+        self.gates.end()
         self.modules.detach()
+        self.gates.modules.detach()
         self.parameters.detach()
         self._stance.close()
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
+        if not closure:
+            self.gates.snapshot()
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
@@ -156,10 +158,13 @@ class Recorder:
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
         self.parameters.begin(self.current)
+        self.look.stop()  # before the first row: it may complete what was read
+        self.gates.settle(self.look.topology)
+        self.gates.measure(step.board)
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
-        self.look.stop()  # before the first row: it may complete what was read
         if not self.axes:
+            self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self.axes = self._lay_axes(step)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
@@ -185,19 +190,24 @@ class Recorder:
 
     def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
         """The site axis of every group that has sites; probes of the others are let go of."""
-        found = self.look.topology
+        found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         attending = {call.site for call in step.calls if call.attention}
-        sublayers = len(found) if found is not None else 0
-        order = AxisOrder(self.plan, [call.site for call in step.calls], sublayers, attending)
+        order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
-        empty = {
-            group for group, probes in groups.items() if probes[0].tap.axis is Axis.SUBLAYER and not len(axes[group])
-        }
+        empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
         for group in empty:
-            _log.info("%s are not recorded: no residual sub-layer was found in the first recorded step", group)
+            _log.info("%s are not recorded: none was found in the first recorded step", group)
         self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty)
         return {group: axis for group, axis in axes.items() if group not in empty}
+
+    def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
+        """The axes that are no part of the module tree."""
+        return {Axis.SUBLAYER: sublayer_sites(self.look.topology, self.plan), Axis.GATE: self.gates.sites()}
+
+    def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput]) -> None:
+        self.gates.observe(topology, live, self.current.board)
+        self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
 
     def _observe_residuals(self, topology: Topology, live: LiveGraph) -> None:
         self.residuals.observe(topology, live, self.current.board)
@@ -231,6 +241,7 @@ class Recorder:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
         self.residuals = ResidualHooks({}, ())
+        self.gates.release()
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
@@ -246,12 +257,13 @@ class Recorder:
             The layout.
         """
         self.refresh_labels(model)
-        sublayers = sublayer_sites(self.look.topology, self.plan)
-        layout = draw_layout(model, self.plan, self.probes, self.axes, sublayers, title=title, config=config)
+        found = self._found_sites()
+        layout = draw_layout(model, self.plan, self.probes, self.axes, found, title=title, config=config)
         layout = trimmed(layout, self.extents)
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
-        info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology))
-        return replace(layout, info=info, coverage=self.coverage())
+        info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
+        groups = tuple(self.gates.completed(group) for group in layout.groups)
+        return replace(layout, info=info, groups=groups, coverage=self.coverage())
 
     def scalars(self, row: RowValues, optimizers: Sequence[Optimizer]) -> dict[str, float]:
         """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
@@ -274,13 +286,16 @@ class Recorder:
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""
-        seconds = self.modules.seconds + self.parameters.seconds
-        self.modules.seconds = self.parameters.seconds = 0.0
+        hooks = (self.modules, self.parameters, self.gates.modules)
+        seconds = sum(each.seconds for each in hooks)
+        for each in hooks:
+            each.seconds = 0.0
         return 1e3 * seconds
 
     def _backward_begins(self) -> None:
         self.look.read()
         self.backward_begins()
+        self.gates.snapshot()
 
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
         if grad_enabled is not None and not self.admits(grad_enabled):
@@ -296,6 +311,8 @@ class Recorder:
         if probe.tap.axis is Axis.SUBLAYER:
             topology = self.look.topology
             observations, sites = self.residuals.along(topology), len(topology) if topology is not None else 0
+        elif probe.tap.axis is Axis.GATE:
+            observations, sites = self.gates.along(probe.tap, step), len(self.gates.gates)
         elif probe.tap.of_module:
             observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
         else:
@@ -322,12 +339,6 @@ class Recorder:
                 self._with_gradient.add(key)
         watched = self.plan.parameters
         self._parameters_seen |= {id(watched[i].parameter) for i, r in step.parameters.items() if r.gradient()}
-
-
-def total_norm(row: RowValues, group: str) -> float:
-    """Norm of all parameter gradients together; NaN if one of them is NaN, or none arrived."""
-    seen = row.values[group]["norm"][row.observed[group]]
-    return float(np.sqrt(np.square(seen).sum())) if seen.size else math.nan
 
 
 def _always(_: bool) -> bool:

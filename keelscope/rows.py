@@ -6,6 +6,7 @@ same observations unmerged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,16 +20,34 @@ from keelscope.statistics import NORM, Statistic, Terms
 
 __all__ = [
     "Observations",
+    "RowValues",
     "module_calls",
     "module_observations",
     "parameter_observations",
     "probe_extents",
     "probe_values",
+    "total_norm",
 ]
 
 Observations = Mapping[int, list[TermSlots]]
 """Site index -> its observations on this step, in order."""
 Values = dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowValues:
+    """What one step showed, by group."""
+
+    values: dict[str, dict[str, NDArray[np.float64]]]
+    """Statistic -> ``[site, ...]``, NaN where nothing was seen."""
+    observed: dict[str, NDArray[np.bool_]]
+    """``[site]`` for the parameter groups, where every statistic of a seen parameter is a computed one."""
+
+
+def total_norm(row: RowValues, group: str) -> float:
+    """Norm of all parameter gradients together; NaN if one of them is NaN, or none arrived."""
+    seen = row.values[group]["norm"][row.observed[group]]
+    return float(np.sqrt(np.square(seen).sum())) if seen.size else math.nan
 
 
 def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:

@@ -20,7 +20,8 @@ from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
-from keelscope.topology import GraphReader, LiveGraph, Sublayer, Topology
+from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
+from keelscope.topology.gates import ResidualGate, paths_by_sublayer
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
 
@@ -40,6 +41,8 @@ class Look:
         """What the first look found."""
         self.on_read: Callable[[Topology, LiveGraph], None] = _ignore
         """Called with the sub-layers and their live graph, on steps where tensors are kept."""
+        self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput]], None] = _ignore_gates
+        """Called at the first look, with the sub-layers and the weights that depend on data."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
         self._handles = ExitStack()
@@ -74,8 +77,10 @@ class Look:
         self._is_read = True
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
+        gates, reader.gates = reader.gates, []
         if self._is_first:
             self.topology = topology
+            self.on_gates(topology, gates)
         live, reader.live = reader.live, None
         if live is not None:
             self.on_read(topology, live)
@@ -108,9 +113,9 @@ class Look:
         self._handles.callback(after.remove)
 
     @contained
-    def _before(self, path: str) -> None:
+    def _before(self, path: str, module: nn.Module) -> None:
         if self._reader is not None:
-            self._reader.before_module(path)
+            self._reader.before_module(path, module)
 
     @contained
     def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -149,11 +154,11 @@ class BeforeModule:
     owner: weakref.ref[Look]
     path: str
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, module: nn.Module, *_: object) -> None:
         """Note that the module starts."""
         look = self.owner()
         if look is not None:
-            look._before(self.path)
+            look._before(self.path, module)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
@@ -177,19 +182,22 @@ class AfterModule:
         return NO_OP
 
 
-def describe(topology: Topology | None) -> tuple[SublayerInfo, ...]:
+def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:
     """A topology as it is stored in a run file.
 
     Args:
         topology: what was read, or None.
+        gates: the gates found in it.
 
     Returns:
         One entry per sub-layer, in execution order.
     """
-    return tuple(_describe(sublayer) for sublayer in topology.sublayers) if topology is not None else ()
+    sublayers = topology.sublayers if topology is not None else ()
+    found = paths_by_sublayer(gates)
+    return tuple(_describe(sublayer, found.get(sublayer.index, ())) for sublayer in sublayers)
 
 
-def _describe(sublayer: Sublayer) -> SublayerInfo:
+def _describe(sublayer: Sublayer, gates: tuple[str, ...]) -> SublayerInfo:
     return SublayerInfo(
         form=sublayer.form,
         schemes=sublayer.schemes,
@@ -198,6 +206,9 @@ def _describe(sublayer: Sublayer) -> SublayerInfo:
         norm_before=sublayer.norm_before or "",
         norm_after=sublayer.norm_after or "",
         alpha=sublayer.alpha.value,
+        beta=sublayer.beta.value,
+        gates=gates,
+        stream=sublayer.stream,
     )
 
 
@@ -246,6 +257,10 @@ def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: Si
 def _counted(stack: Stack, found: dict[tuple[str, int], int]) -> Stack:
     counts = {found.get((stack.path, position), 0) for position in range(stack.length)}
     return replace(stack, sublayers=counts.pop()) if not stack.sublayers and len(counts) == 1 else stack
+
+
+def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput]) -> None:
+    """Nobody asked."""
 
 
 def _ignore(_: Topology, __: LiveGraph) -> None:

@@ -126,6 +126,7 @@ def _fits(probe: Probe, owner: nn.Module) -> bool:
         Axis.MODULE: True,
         Axis.PARAMETER: any(True for _ in owner.parameters(recurse=False)),
         Axis.SUBLAYER: isinstance(owner, nn.LayerNorm | nn.RMSNorm),
+        Axis.GATE: isinstance(owner, nn.LayerNorm | nn.RMSNorm),
     }
     return bool(answer) and suits[probe.tap.axis]
 

@@ -39,6 +39,8 @@ Array = NDArray[np.float64]
 _T = TypeVar("_T")
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _SCALE = 1024.0
+_GATE = 6
+"""Number of weights that a gate gives."""
 _WAITS = ("item() cannot be called", "copy out of meta", "can't convert meta", "data-independent", "aten::equal")
 
 
@@ -123,6 +125,8 @@ class Trial:
         if tap.axis is Axis.SUBLAYER:
             shape = next(tuple(leaf.shape) for _, leaf in floating_leaves(self.inputs))
             return [shape] * (3 if tap is Tap.RESIDUAL_SUM else 6)
+        if tap.axis is Axis.GATE:
+            return [(_GATE, 2) if tap is Tap.GATE else (_GATE,)]
         if not tap.of_module:
             first = tuple(next(self.owner.parameters()).shape)
             return [first, first] if tap is Tap.UPDATE else [first]
@@ -256,7 +260,7 @@ class _Host(nn.Module):
 
     Args:
         inner: the module.
-        width: of a branch around which the module is the norm of a residual sub-layer; 0 for none.
+        width: of a branch around which the module is the norm of a gated residual sub-layer; 0 for none.
     """
 
     def __init__(self, inner: nn.Module, width: int = 0) -> None:
@@ -264,12 +268,13 @@ class _Host(nn.Module):
         self.inner, self.scale = inner, nn.Parameter(torch.ones(()))
         self.stem = nn.Linear(width, width) if width else None
         self.branch = nn.Linear(width, width) if width else None
+        self.gate = nn.Parameter(torch.full((width,), 0.5)) if width else None
 
     def forward(self, *inputs: object) -> Tensor:
         scaled = [self.scale * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
         if self.stem is not None and self.branch is not None:
             streams = [self.stem(x) for x in scaled]
-            scaled = [x + self.branch(x) for x in streams]
+            scaled = [x + self.gate * self.branch(x) for x in streams]
         leaves = [leaf for _, leaf in floating_leaves(self.inner(*scaled))]
         return torch.stack([leaf.double().square().mean() for leaf in leaves]).sum()
 
@@ -298,8 +303,8 @@ def _in_full(probe: Probe) -> Probe:
 
 def _trained(trial: Trial, *, watched: bool) -> tuple[list[object], Run | None]:
     torch.manual_seed(0)
-    is_sublayer = trial.probe.tap.axis is Axis.SUBLAYER
-    width = next(leaf.shape[-1] for _, leaf in floating_leaves(trial.inputs)) if is_sublayer else 0
+    is_residual = trial.probe.tap.axis in {Axis.SUBLAYER, Axis.GATE}
+    width = next(leaf.shape[-1] for _, leaf in floating_leaves(trial.inputs)) if is_residual else 0
     model = _Host(copy.deepcopy(trial.owner), width)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     session = watch(model, optimizer=optimizer, probes=[_in_full(trial.probe)], sites="all") if watched else None

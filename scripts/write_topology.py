@@ -73,7 +73,8 @@ class Block(nn.Module):
 ```
 
 Keys are `form`, `schemes`, `site` (default: the module itself), `branch`, `norm_before`, `norm_after`, `branch_norm`,
-`inner_norm`, `alpha` and `beta` (a number, or the path of a parameter).
+`inner_norm`, `alpha` and `beta` (a number, or the path of a parameter). Gates alone are declared by
+`residual_gates`, see [gates](gates.md).
 
 ## What is found
 

@@ -19,8 +19,8 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
 from keelscope.paths.regions import WRAPPERS, Hop
-from keelscope.topology.coefficients import is_readable
 from keelscope.topology.graph import Graph, Key, operation
+from keelscope.topology.readable import is_readable
 
 __all__ = ["carry", "obstacle"]
 

@@ -9,8 +9,19 @@ the weights (coefficients), the norms (normalisations) and the names (forms), an
 from __future__ import annotations
 
 from keelscope.topology.coefficients import Coefficient
-from keelscope.topology.live import LiveGraph, LiveSublayer, Operands
+from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput, LiveSublayer, Operands
 from keelscope.topology.reader import GraphReader, find
 from keelscope.topology.records import Sublayer, Topology
 
-__all__ = ["Coefficient", "GraphReader", "LiveGraph", "LiveSublayer", "Operands", "Sublayer", "Topology", "find"]
+__all__ = [
+    "Coefficient",
+    "GraphReader",
+    "LiveGate",
+    "LiveGraph",
+    "LiveOutput",
+    "LiveSublayer",
+    "Operands",
+    "Sublayer",
+    "Topology",
+    "find",
+]

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from keelscope.topology.graph import Key
 from keelscope.topology.module_calls import CallSites
+from keelscope.topology.readable import is_mask, is_readable, mean
+from keelscope.topology.squashing import Source, settled, trace
 from keelscope.topology.terms import Factor, Terms
 
-__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "is_readable", "mean", "product", "total"]
+__all__ = ["ONE", "UNKNOWN", "Coefficient", "Coefficients", "product", "total"]
 
 _RANK = ("one", "constant", "buffer", "learnable scalar", "learnable vector", "gate (token)", "unknown")
 _LOOKUPS = frozenset({"Embedding", "EmbeddingBag", "Index", "IndexSelect", "Gather"})
@@ -37,6 +39,10 @@ class Coefficient:
     """Path of the parameter or buffer it is computed from, the first one if there are several."""
     site: str | None = None
     """Path of the module whose output it is, if any."""
+    source: Source | None = field(default=None, compare=False, repr=False)
+    """What a learned weight is computed from, number by number."""
+    parts: tuple[Coefficient, ...] = field(default=(), compare=False, repr=False)
+    """The weights that it is the product of, plain numbers left out, where there are several."""
 
     @property
     def is_one(self) -> bool:
@@ -93,12 +99,14 @@ def total(coefficients: Sequence[Coefficient]) -> Coefficient:
 
 def _joined(coefficients: Sequence[Coefficient], value: float | None) -> Coefficient:
     kind = max((coefficient.kind for coefficient in coefficients), key=_RANK.index, default="one")
+    found = [part for coefficient in coefficients for part in coefficient.parts or (coefficient,)]
+    parts = tuple(part for part in found if part.kind not in {"one", "constant", "unknown"})
     if kind == "unknown":
-        return UNKNOWN
+        return replace(UNKNOWN, parts=parts)
     if kind in {"one", "constant"}:
         return Coefficient() if value == 1.0 else Coefficient("constant", value)
     leading = next(coefficient for coefficient in coefficients if coefficient.kind == kind)
-    return replace(leading, value=value)
+    return replace(leading, value=value, parts=parts if len(parts) > 1 else ())
 
 
 class Coefficients:
@@ -110,6 +118,7 @@ class Coefficients:
         sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
         in_place: weights of in-place sums by node and input, as far as they are known.
+        names: names of parameters that modules hold during their forward only, by id.
     """
 
     def __init__(
@@ -119,13 +128,14 @@ class Coefficients:
         sites: CallSites,
         dropped: set[Key],
         in_place: Mapping[tuple[int, int], float],
+        names: Mapping[int, str],
     ) -> None:
         self._terms = terms
         self._sites = sites
         self._dropped = dropped
         self._in_place = in_place
         self._known: dict[Factor, Coefficient] = {}
-        self._parameters = {id(p): name for name, p in model.named_parameters()}
+        self._parameters = {**names, **{id(p): name for name, p in model.named_parameters()}}
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
         self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if is_readable(tensor)}
 
@@ -209,7 +219,7 @@ class Coefficients:
         name = self._fixed.get(saved.data_ptr())
         if name is not None:
             return Coefficient("buffer", mean(saved), name)
-        if saved.numel() > 1 and _is_mask(saved):
+        if saved.numel() > 1 and is_mask(saved):
             return Coefficient()
         value = mean(saved)
         return Coefficient() if value == 1.0 and saved.numel() == 1 else Coefficient("constant", value)
@@ -220,12 +230,30 @@ class Coefficients:
         value = None if leaf is None else mean(leaf.detach())
         names, depends = self._leaves(key)
         name = next(filter(None, names), None)
-        if depends:
-            return Coefficient("gate (token)", value, name, self._sites.maker(key))
-        if not names:
+        if not names and not depends:
             return UNKNOWN
-        kind = "learnable scalar" if graph.numel(key) == 1 else "learnable vector"
-        return Coefficient(kind, value, name, self._sites.maker(key))
+        kind = "gate (token)" if depends else "learnable scalar" if graph.numel(key) == 1 else "learnable vector"
+        return Coefficient(kind, value, name, self._sites.maker(key), self._source(key, saved))
+
+    def _source(self, key: Key, saved: Tensor | None) -> Source:
+        source = trace(self._terms.graph, key, self._sites.only_maker, self._constant)
+        raw = self._terms.graph.leaf(source.key)
+        readable = raw is not None and is_readable(raw)
+        return replace(source, steps=settled(source.steps, raw if readable else None, saved))
+
+    def _constant(self, node: int, slot: int, saved: str) -> float | None:
+        """The one number that a node multiplies with."""
+        number = self._saved(Factor(node=node, slot=slot, saved=saved))
+        return float(number) if number is not None and number.numel() == 1 else None
+
+    def live(self) -> list[tuple[Source, Tensor | None]]:
+        """Where weights come from that no parameter alone gives, and the weights; asked before a backward pass."""
+        found = [(factor, known.source, known.depends_on_data) for factor, known in self._known.items()]
+        return [
+            (source, self._saved(factor))
+            for factor, source, depends in found
+            if source is not None and (depends or source.module is not None)
+        ]
 
     def _leaves(self, key: Key) -> tuple[list[str], bool]:
         """Parameters behind a tensor, nearest first, and whether data is behind it too."""
@@ -248,47 +276,3 @@ class Coefficients:
             seen.update(fresh)
             queue.extend(fresh)
         return list(names), depends
-
-
-def is_readable(tensor: Tensor) -> bool:
-    """Whether a tensor's values are there, and looking at them runs no code of a subclass (a DTensor communicates).
-
-    Args:
-        tensor: any tensor.
-
-    Returns:
-        False for subclasses, tensors without data, and tensors whose storage was freed.
-
-    Example:
-        >>> is_readable(torch.ones(2)), is_readable(torch.ones(2, device="meta"))
-        (True, False)
-    """
-    if type(tensor) not in {Tensor, nn.Parameter, nn.Buffer} or tensor.is_meta or tensor.layout != torch.strided:
-        return False
-    # FSDP frees the storage of whole parameters after the forward of a block, while the graph keeps the tensors.
-    spread = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + spread + 1) * tensor.element_size()
-    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() >= needed
-
-
-def mean(tensor: Tensor) -> float | None:
-    """The mean of a tensor's entries.
-
-    Args:
-        tensor: any tensor that needs no gradient.
-
-    Returns:
-        The mean; None if the values are not there, or looking at them would run other code.
-    """
-    if not is_readable(tensor) or tensor.is_complex():
-        return None
-    if tensor.numel() == 1:
-        return float(tensor)
-    return float(tensor.mean(dtype=torch.promote_types(tensor.dtype, torch.float32)))
-
-
-def _is_mask(tensor: Tensor) -> bool:
-    """Whether the entries are 0 and one number of at least 1, as dropout multiplies with."""
-    kept = tensor.max()
-    zero = tensor == 0
-    return bool(kept >= 1) and bool(zero.any()) and bool((zero | (tensor == kept)).all())

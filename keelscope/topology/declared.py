@@ -18,7 +18,8 @@ from typing import Any
 
 from torch import nn
 
-from keelscope.topology.coefficients import UNKNOWN, Coefficient, mean
+from keelscope.topology.coefficients import UNKNOWN, Coefficient
+from keelscope.topology.readable import mean
 from keelscope.topology.records import Sublayer
 
 __all__ = ["Declaration", "declarations"]

@@ -6,6 +6,7 @@ Nodes are held, tensors are not.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,11 +17,14 @@ from torch.autograd.graph import Node, get_gradient_edge
 from keelscope.leaves import floating_leaves
 from keelscope.sites import is_norm
 from keelscope.topology.graph import Graph, Key
+from keelscope.topology.live import LiveOutput
 from keelscope.topology.module_calls import ModuleCall
 
 __all__ = ["Listener"]
 
 _Edge = tuple[Node, int]
+_GATE = re.compile(r"gat(e|es|er|ing)\b")
+_MOST_ENTRIES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Listener:
         self._kept: dict[_Edge, tuple[Tensor, int]] | None = {} if keep else None
         self._calls: list[_SeenCall] = []
         self._open: list[tuple[str, int]] = []
+        self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
+        """First outputs of modules that are called gates: node, which of its outputs, the tensor and its version."""
         self.without_gradient: dict[str, None] = {}
         """Paths of modules that ran without a gradient."""
 
@@ -77,9 +83,23 @@ class Listener:
         if outputs:
             span = (start, _sequence_number())
             self._calls.append(_SeenCall(path, _kind(module), self._edges(inputs, leaves=True), outputs, span))
+            self._note_gate(path, module, output)
         elif torch.is_grad_enabled():
             self.without_gradient[path] = None
         return not self._open
+
+    def _note_gate(self, path: str, module: nn.Module, output: object) -> None:
+        if path in self.gate_like or not _GATE.search(f"{path.rpartition('.')[2]} {type(module).__name__}".lower()):
+            return
+        leaves = [tensor for _, tensor in floating_leaves(output)]
+        node = leaves[0].grad_fn if len(leaves) == 1 else None
+        if node is not None and leaves[0].numel() <= _MOST_ENTRIES:
+            self.gate_like[path] = node, leaves[0].output_nr, leaves[0].detach(), leaves[0]._version
+
+    def outputs(self) -> list[LiveOutput]:
+        """What modules that are called gates put out, unless something was written into it since."""
+        kept = [(path, *noted) for path, noted in self.gate_like.items() if noted[2]._version == noted[3]]
+        return [LiveOutput(path, node, output, tensor) for path, node, output, tensor, _ in kept]
 
     def ended(self) -> dict[str, int]:
         """When the first call of each module with a gradient ended."""

@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from keelscope.topology.additions import Addition
 from keelscope.topology.coefficients import Coefficients
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.module_calls import ModuleCall
 from keelscope.topology.records import Sublayer
+from keelscope.topology.squashing import Source
 from keelscope.topology.terms import Factor, Term, Terms
 from keelscope.topology.trails import Trails
 
-__all__ = ["LiveGraph", "LiveSublayer", "Operands", "of_additions", "of_declared"]
+__all__ = ["LiveGate", "LiveGraph", "LiveOutput", "LiveSublayer", "Operands", "of_additions", "of_declared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,28 @@ class Operands:
     """a x, in the type in which the model computes it."""
     branch: Tensor
     """b F."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveOutput:
+    """What a module that is called a gate has put out."""
+
+    path: str
+    node: Node
+    output: int
+    """Which of the node's outputs it is."""
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGate:
+    """A weight that depends on data, in the graph of one forward."""
+
+    source: Source
+    node: Node
+    """The node that put out ``source.key``."""
+    weights: Tensor | None
+    """The weights, detached; None if they cannot be read."""
 
 
 class LiveGraph:

@@ -89,6 +89,7 @@ class CallSites:
 
     def __init__(self, graph: Graph, calls: Sequence[ModuleCall], entries: Iterable[str]) -> None:
         self._paths = [call.path for call in calls]
+        self._alone = [len(call.outputs) == 1 for call in calls]
         self._entries = frozenset(entries)
         self._makers: dict[Key, list[int]] = {}
         self._takers: dict[Key, list[int]] = {}
@@ -104,6 +105,10 @@ class CallSites:
         """A module that put out a tensor: a stack entry, or else the innermost one."""
         found = [self._paths[i] for i in self._makers.get(key, ())]
         return next((path for path in found if path in self._entries), found[0] if found else None)
+
+    def only_maker(self, key: Key) -> str | None:
+        """The innermost module that put out a tensor and no other one."""
+        return next((self._paths[i] for i in self._makers.get(key, ()) if self._alone[i]), None)
 
     def outermost_maker(self, keys: Iterable[Key]) -> str | None:
         """The outermost module that put out the first of some tensors that any module put out."""

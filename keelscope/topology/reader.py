@@ -17,7 +17,7 @@ from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
 from keelscope.topology.listener import Listener
-from keelscope.topology.live import LiveGraph
+from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
 from keelscope.topology.reading import Reading
 from keelscope.topology.records import Topology
 from keelscope.untouched import untouched
@@ -45,9 +45,13 @@ class GraphReader:
         self._forward: Listener | None = Listener(keep=keep)
         self.live: LiveGraph | None = None
         """The graph that was read, with its sub-layers; set by `read` if tensors are kept."""
+        self.gates: list[LiveGate | LiveOutput] = []
+        """Weights that depend on data, and outputs of modules that are called gates; set by `read`, to be let go of
+        before the backward pass is over."""
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
+        self._names: dict[int, str] = {}
         self._extras = Extras()
         root = unwrapped(model)
         _, members = find_stacks([(clean_path(path), module) for path, module in root.named_modules()])
@@ -58,15 +62,18 @@ class GraphReader:
         """Whether the next backward pass will show more: keep the module hooks on until it is over, then `settle`."""
         return self._reading is not None
 
-    def before_module(self, path: str) -> None:
+    def before_module(self, path: str, module: nn.Module | None = None) -> None:
         """Note that a module starts: without it, operations cannot be told to lie in one module or another.
 
         Args:
             path: the module's path.
+            module: the module, whose parameters may be others than outside of its forward (FSDP).
         """
         listener = self._listener()
         if listener is not None:
             listener.before(path)
+            held = module._parameters if module is not None else {}
+            self._names |= {id(p): f"{path}.{name}" if path else name for name, p in held.items() if p is not None}
 
     def on_module(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """Note a call of a module, from its forward hook.
@@ -97,9 +104,10 @@ class GraphReader:
         listener, self._forward = self._forward, None
         if listener is None:
             return Topology(())
-        reading = Reading(*listener.graph(roots), self._model, self._entries)
+        reading = Reading(*listener.graph(roots), self._model, self._entries, self._names)
         self._extras = Extras.of(self._model, listener, self._entries)
         topology = self._extras.added(reading, {})
+        self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
             self.live = reading.live(topology, listener.tensors(reading.graph))
         self._reading = reading if reading.expects_more() else None

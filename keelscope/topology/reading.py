@@ -16,7 +16,7 @@ from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.in_place import InPlaceSums
-from keelscope.topology.live import LiveGraph, of_additions, of_declared
+from keelscope.topology.live import LiveGate, LiveGraph, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
 from keelscope.topology.module_calls import CallSites, ModuleCall, Surroundings, interior
 from keelscope.topology.normalisations import find_norms
@@ -54,9 +54,17 @@ class Reading:
         calls: the module calls in the order in which they ended.
         model: the model.
         entries: paths of stack entries.
+        names: names of parameters that modules hold during their forward only, by id.
     """
 
-    def __init__(self, graph: Graph, calls: Sequence[ModuleCall], model: nn.Module, entries: Iterable[str]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        calls: Sequence[ModuleCall],
+        model: nn.Module,
+        entries: Iterable[str],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         norms: dict[Key, Norm] = {}
         self.graph = graph
         self._sites = CallSites(graph, calls, entries)
@@ -70,7 +78,7 @@ class Reading:
         sums = [(a.root, graph.nodes[a.root]) for a in self._additions if graph.names[a.root] == "CopySlices"]
         self.in_place = InPlaceSums(sums)
         """Weights that only a backward pass shows."""
-        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights)
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, names or {})
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
@@ -139,6 +147,11 @@ class Reading:
         seconds = [record for record in topology.further if record.form.startswith(SECOND)]
         further = of_additions(seconds, self._places, self._trails)
         return LiveGraph(found, further, self._trails, self._terms, self._weights, tensors)
+
+    def gates(self) -> list[LiveGate]:
+        """Weights that depend on data, while their numbers are there."""
+        nodes = self.graph.nodes
+        return [LiveGate(source, nodes[source.key[0]], weights) for source, weights in self._weights.live()]
 
     def expects_more(self) -> bool:
         """Whether the next backward pass will show more, which is then listened to."""
