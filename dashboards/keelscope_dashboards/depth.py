@@ -13,6 +13,7 @@ from keelscope_dashboards.levels import LayerAxis
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from keelscope.diagnosis.axis import DepthAxis
     from keelscope.store.reader import Run
     from keelscope.store.schema import Site
 
@@ -27,7 +28,8 @@ def run_axis(run: Run, group: str) -> LayerAxis:
         group: name of a group that it holds.
 
     Returns:
-        The axis, the input side first; a layer that the group does not cover has no members.
+        The axis, the input side first; a layer that the group does not cover has no members. A group whose sites are
+        none of the layers (norms, sub-layers, gates) keeps its own axis: every site at the depth it lies at.
     """
     chain = depth_axis(run)
     rows = {site.path: i for i, site in enumerate(chain.sites)}
@@ -36,8 +38,24 @@ def run_axis(run: Run, group: str) -> LayerAxis:
         row = _row_of(site, rows)
         if row >= 0:
             members[row].append(i)
+    if run.groups[group].sites and not any(members):
+        return _own_axis(run.groups[group].sites, chain)
     labels, types = zip(*((site.path, site.kind) for site in chain.sites), strict=True) if chain.sites else ((), ())
     return LayerAxis(labels, types, _frozen(members), chain.unit, tuple(int(depth) for depth in chain.depth))
+
+
+def _own_axis(sites: Sequence[Site], chain: DepthAxis) -> LayerAxis:
+    """One entry per site; a site outside the stack has the depth of what comes before it."""
+    depths, depth = [], 1
+    for i, site in enumerate(sites):
+        if site.role == "sublayer":
+            depth = i + 1
+        elif chain.stack is not None and site.stack == chain.stack.path and site.position >= 0:
+            depth = max(depth, (site.position + 1) * chain.per_layer)
+        depths.append(depth)
+    members = tuple((i,) for i in range(len(sites)))
+    labels, kinds = tuple(site.path for site in sites), tuple(site.kind for site in sites)
+    return LayerAxis(labels, kinds, members, chain.unit, tuple(depths))
 
 
 def _row_of(site: Site, rows: dict[str, int]) -> int:

@@ -2,10 +2,10 @@
 (function (ks) {
   "use strict";
 
-  const KNEE = 0.5;
+  const KNEES = 32; // the scale is close to linear below limit / KNEES: half a decade at a limit of 16
 
   ks.symlog = function (decades, limit) {
-    const t = (Math.sign(decades) * Math.log1p(Math.abs(decades) / KNEE)) / Math.log1p(limit / KNEE);
+    const t = (Math.sign(decades) * Math.log1p((Math.abs(decades) * KNEES) / limit)) / Math.log1p(KNEES);
     return Math.max(-1, Math.min(1, t));
   };
 
@@ -36,6 +36,15 @@
       tables.set(key, table);
     }
     return tables.get(key);
+  };
+
+  // The same for one ramp from `low` to `high`.
+  ks.rampTable = function (unit, low, high, size) {
+    const table = new Uint8Array(65536), scale = (size - 1) / (high - low || 1);
+    for (let code = -32765; code < 32767; code++) {
+      table[code & 0xffff] = Math.max(0, Math.min(size - 1, Math.round((code * unit - low) * scale)));
+    }
+    return table;
   };
 
   const RANK = (code) => (code === ks.INF ? 4 : code === ks.NAN ? 3 : code === ks.ZERO ? 2 : code === ks.ABSENT ? 0 : 1);
@@ -100,7 +109,7 @@
     const rowEdges = Float64Array.from({ length: tile.layers + 1 }, (_, i) => i + 0.5);
     const columns = ks.pixelSpans(width, view.x0, view.x1, tile.edges, tile.bins);
     const rows = ks.pixelSpans(height, view.y0, view.y1, rowEdges, tile.layers);
-    const table = ks.indexTable(tile.unit, look.limit, look.colours.length);
+    const table = look.table || ks.indexTable(tile.unit, look.limit, look.colours.length);
     const column = new Int16Array(height);
     let lastFrom = -2, lastTo = -2;
     for (let x = 0; x < width; x++) {
@@ -132,6 +141,7 @@
     context.lineWidth = style.width;
     context.lineJoin = "round";
     context.globalAlpha = style.alpha;
+    context.setLineDash(style.dash || []);
     context.beginPath();
     let pen = false;
     for (let i = 0; i < xs.length; i++) {
@@ -140,7 +150,26 @@
       pen = true;
     }
     context.stroke();
-    markers(context, xs, ys, style);
+    context.setLineDash([]);
+    if (style.symbol) markers(context, xs, ys, style);
+    context.globalAlpha = 1;
+  };
+
+  // The area between two edges, left out where either is missing.
+  ks.paintBand = function (context, xs, lows, highs, colour) {
+    context.globalAlpha = 0.18;
+    context.fillStyle = colour;
+    let start = 0;
+    for (let i = 0; i <= xs.length; i++) {
+      if (i < xs.length && Number.isFinite(xs[i]) && Number.isFinite(lows[i]) && Number.isFinite(highs[i])) continue;
+      if (i - start > 1) {
+        context.beginPath();
+        for (let k = start; k < i; k++) context.lineTo(xs[k], highs[k]);
+        for (let k = i - 1; k >= start; k--) context.lineTo(xs[k], lows[k]);
+        context.fill();
+      }
+      start = i + 1;
+    }
     context.globalAlpha = 1;
   };
 
