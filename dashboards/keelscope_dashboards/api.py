@@ -99,7 +99,11 @@ def _panel(source: FollowedRun) -> Panel:
     reference, scale = request.args.get("reference"), request.args.get("scale", "decades")
     if scale not in get_args(Scale) or (reference is not None and reference not in get_args(Reference)):
         abort(400, "scale is decades or linear; reference is output, input, median or none.")
-    return series_panel(key, reference=reference, scale=scale)  # type: ignore[arg-type]  # checked above
+    panel = series_panel(key, reference=reference, scale=scale, part=request.args.get("part", ""))  # type: ignore[arg-type]  # checked above
+    with source.reading() as run:
+        if panel.part and panel.group in run.groups and not len(source.axis(panel)):
+            abort(404, "No site of that series has that name.")
+    return panel
 
 
 def _is_plain(source: FollowedRun, key: str) -> bool:

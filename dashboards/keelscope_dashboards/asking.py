@@ -94,6 +94,8 @@ class Page:
     """Which of ``"step"``, ``"depth"`` and ``"verdict"`` it has to be asked anew for."""
     scrub: bool = True
     """Whether it has the slider over steps."""
+    single: bool = True
+    """Whether it is about the focused run alone."""
 
 
 def settled(choice: Choice, wished: Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ __all__ = [
     "Block",
     "Chart",
     "Clock",
+    "Dash",
     "Facts",
     "Finding",
     "Findings",
@@ -38,7 +39,8 @@ __all__ = [
     "encoded",
 ]
 
-Size = Literal["small", "medium", "wide", "large"]
+Dash = Literal["solid", "dashed", "dotted"]
+Size = Literal["small", "third", "medium", "wide", "large"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Line:
     low: NDArray[np.float64] | None = None
     """Lower edge of a band around the line."""
     high: NDArray[np.float64] | None = None
-    dash: Literal["solid", "dashed", "dotted"] = "solid"
+    dash: Dash = "solid"
     faint: bool = False
     run: str = ""
     """Id of the run it belongs to, drawn on top when that run is in focus."""
@@ -143,6 +145,8 @@ class Heat:
     """Colours about the reference (about 0 on a linear scale), or one ramp over the range of the values."""
     limit: float = 16.0
     """Decades at the ends of the diverging colours."""
+    part: str = ""
+    """As in `Panel.part`."""
     doc: str = ""
     size: Size = "large"
     kind: str = field(default="heat", init=False)

@@ -251,7 +251,7 @@ class FollowedRun:
             raise SeriesNotFoundError(f"{self.name} does not hold {panel.key}.")
         drawn = self._drawn.pop(panel.id, None)
         if drawn is None:
-            axis = run_axis(self._run, panel.group)
+            axis = run_axis(self._run, panel.group, panel.part)
             limit = min(MAX_BINS, MAX_CELLS // max(1, len(axis)))
             drawn = _Drawn(panel, axis, Pool(len(axis), limit))
         self._drawn[panel.id] = drawn  # the last one used comes last

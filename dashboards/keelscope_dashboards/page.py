@@ -84,6 +84,7 @@ def _page_settings(page: Page) -> dict[str, Any]:
         "question": page.question,
         "follows": sorted(page.follows),
         "scrub": page.scrub,
+        "single": page.single,
     }
 
 

@@ -31,6 +31,8 @@ class Panel:
     doc: str
     """One sentence for the reader of the chart."""
     scale: Scale = "decades"
+    part: str = ""
+    """Last name in the path of the sites to draw, where several kinds lie at every depth; all if empty."""
 
     @property
     def group(self) -> str:
@@ -40,7 +42,7 @@ class Panel:
     @property
     def id(self) -> str:
         """What tells two ways to draw one series apart."""
-        return f"{self.key}|{self.reference}|{self.scale}"
+        return f"{self.key}|{self.reference}|{self.scale}|{self.part}"
 
 
 PANELS = (
@@ -95,13 +97,16 @@ def panel_of(key: str) -> Panel | None:
     return next((panel for panel in PANELS if panel.key == key), None)
 
 
-def series_panel(key: str, *, reference: Reference | None = None, scale: Scale = "decades", doc: str = "") -> Panel:
+def series_panel(
+    key: str, *, reference: Reference | None = None, scale: Scale = "decades", part: str = "", doc: str = ""
+) -> Panel:
     """A panel of any series, whether it is one of `PANELS` or not.
 
     Args:
         key: ``group/statistic``.
         reference: what levels are compared with; that of the panel in `PANELS` if None, else nothing.
         scale: log10 or the values themselves, which are compared with nothing.
+        part: last name in the path of the sites to draw; all if empty.
         doc: what the statistic is.
 
     Returns:
@@ -113,5 +118,5 @@ def series_panel(key: str, *, reference: Reference | None = None, scale: Scale =
     """
     known = panel_of(key) or Panel(key, key, key, key.partition("/")[2], "none", doc)
     if scale == "linear":
-        return replace(known, reference="none", scale=scale)
-    return replace(known, reference=reference or known.reference)
+        return replace(known, reference="none", scale=scale, part=part)
+    return replace(known, reference=reference or known.reference, part=part)

@@ -88,9 +88,7 @@ def recorded(shown: Shown, group: str) -> bool:
 
 def groups_of(run: Run) -> dict[str, tuple[str, ...]]:
     """The statistics over ``[step, site]`` of every group."""
-    plain = {
-        name: tuple(spec.name for spec in group.statistics if not spec.dims) for name, group in run.groups.items()
-    }
+    plain = {name: tuple(spec.name for spec in group.statistics if not spec.dims) for name, group in run.groups.items()}
     return {name: statistics for name, statistics in plain.items() if statistics}
 
 

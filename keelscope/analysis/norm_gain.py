@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 if TYPE_CHECKING:
     from keelscope.store.schema import SublayerInfo
 
-__all__ = ["cumulative", "shortcut_norms"]
+__all__ = ["cumulative", "shortcut_weights"]
 
 
 def cumulative(gains: ArrayLike) -> NDArray[np.float64]:
@@ -24,8 +24,8 @@ def cumulative(gains: ArrayLike) -> NDArray[np.float64]:
     ``C_l = sum over k >= l of log10(gain_k)``: what is left, in decades, of a gradient that enters at the output.
 
     Args:
-        gains: ``[..., entry]``, not negative, input side first. NaN is an entry that was not observed: it adds nothing to
-            the entries below and stays NaN itself.
+        gains: ``[..., entry]``, not negative, input side first. NaN is an entry that was not observed: it adds
+            nothing to the entries below and stays NaN itself.
 
     Returns:
         ``[..., entry]`` in decades; ``-inf`` from an exact 0 down.
@@ -41,13 +41,22 @@ def cumulative(gains: ArrayLike) -> NDArray[np.float64]:
     return np.where(np.isnan(steps), np.nan, sums)
 
 
-def shortcut_norms(sublayers: Iterable[SublayerInfo]) -> frozenset[str]:
+def shortcut_weights(sublayers: Iterable[SublayerInfo]) -> dict[str, float]:
     """The norms that lie on the shortcut, that is on the sum: only their gains multiply along the depth.
+
+    In ``n(a x + F(x))`` the shortcut passes a times the gain of n. With the weight left out, a large ``a`` that the
+    norm takes back would look like a loss.
 
     Args:
         sublayers: of a run.
 
     Returns:
-        Their paths; empty where every norm lies in a branch, or where the structure is not known.
+        Weight ``a`` of the shortcut by the path of its norm, 1 where it is not one number; empty where every norm lies
+        in a branch, or where the structure is not known.
+
+    Example:
+        >>> from keelscope.store.schema import SublayerInfo
+        >>> shortcut_weights([SublayerInfo("n(a x + F(x))", norm_after="0.norm", alpha=4.0), SublayerInfo("x + F(x)")])
+        {'0.norm': 4.0}
     """
-    return frozenset(sublayer.norm_after for sublayer in sublayers if sublayer.norm_after)
+    return {one.norm_after: 1.0 if one.alpha is None else one.alpha for one in sublayers if one.norm_after}

@@ -202,7 +202,7 @@ def test_a_card_focuses_its_run_and_an_eye_hides_one(visit: Callable[..., Any]) 
     page.locator(".card").nth(2).click()
     text_of(page, "#focused", "pre_ln")
     page.locator(".eye").nth(0).click()
-    page.wait_for_url("**runs=post_ln%2Cpre_ln**")
+    page.wait_for_url("**runs=post_ln,pre_ln**")
     assert page.locator(".eye").nth(0).get_attribute("aria-pressed") == "false"
 
 

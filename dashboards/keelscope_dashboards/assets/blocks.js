@@ -3,6 +3,8 @@
   "use strict";
 
   // An element with attributes and children; strings become text.
+  // --- elements
+
   const el = (ks.element = function (tag, attributes, ...children) {
     const element = document.createElement(tag);
     for (const [name, value] of Object.entries(attributes || {})) {
@@ -37,7 +39,7 @@
     chart(block) {
       const body = el("div", { class: "chart", role: "img", tabindex: "0", "aria-label": `${block.title}. ${block.note || block.doc}` });
       const legend = el("div", { class: "keys" }), note = el("p", { class: "quiet note" });
-      const element = panel(block, block.size === "small" ? [el("span", { class: "reading mono" })] : [legend], block.note ? note : "", body);
+      const element = panel(block, block.size === "small" ? [el("span", { class: "reading" })] : [legend], block.note ? note : "", body);
       let chart = null;
       const words = (now) => {
         note.textContent = now.note;
@@ -71,7 +73,7 @@
         cross() { chart.cross(); },
         draw() { chart.draw(); },
         close() { chart.close(); },
-        tile(run, name) { if (run === chart.block.run && name === chart.panel()) chart.draw(); },
+        heat() { return chart; },
       };
     },
 
@@ -129,7 +131,14 @@
   // One entry of a legend: the line as it is drawn, and whose it is.
   function key(line) {
     const dash = { solid: "", dashed: " dashed", dotted: " dotted" }[line.dash];
-    return el("span", { class: "key" }, el("span", { class: `marker slot-${line.slot}${dash}${line.faint ? " faint" : ""}`, "aria-hidden": "true" }), line.label);
+    return el("span", { class: "key" }, el("span", { class: `marker slot-${line.slot}${dash}${line.faint ? " faint" : ""}`, "aria-hidden": "true" }), line.label + edges(line));
+  }
+
+  // How much of a line has no place on its axis, in words.
+  function edges(line) {
+    const count = (mark) => line.y.reduce((n, y) => n + (y === mark), 0);
+    const said = [[-Infinity, "exactly 0"], [Infinity, "infinite"]].map(([mark, word]) => [count(mark), word]).filter(([n]) => n);
+    return said.length ? ` (${said.map(([n, word]) => `${ks.count(n)} ${word}`).join(", ")})` : "";
   }
 
   // What a small chart shows at the cursor.

@@ -195,7 +195,7 @@
 
   function click(view, event) {
     const hit = (selector) => event.target.closest && event.target.closest(selector);
-    const eye = hit("[data-show]"), finding = hit(".show"), run = hit("[data-run]"), link = hit("[data-page]");
+    const eye = hit("[data-show]"), finding = hit(".show"), run = hit("[data-run]"), link = hit("a.page-link");
     if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
       view.pages.go(link.dataset.page);

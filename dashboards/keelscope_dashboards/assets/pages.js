@@ -73,12 +73,20 @@
       const { view } = this;
       const input = el("input", { type: "range", min: 0, max: 1, step: "any", value: 0, "aria-label": "Step", id: "scrub-step" });
       input.addEventListener("input", () => view.moveTo({ step: Number(input.value) }));
-      const where = el("output", { class: "where mono" }), follow = el("button", { type: "button", class: "soft follow" }, "Follow");
-      return { element: el("div", { class: "scrub slider" }, ks.playButton(), input, where, follow), input, where, follow };
+      const where = el("output", { class: "where mono" }), place = el("span", { class: "where mono" });
+      const turn = (label, n, text) => {
+        const button = el("button", { type: "button", class: "turn", "aria-label": label }, text);
+        button.addEventListener("click", () => { const tile = view.tile(); if (tile) view.moveTo({ layer: view.layer + n }); });
+        return button;
+      };
+      const layers = el("span", { class: "turns" }, turn("Layer towards the input", -1, "‹"), place, turn("Layer towards the output", 1, "›"));
+      const follow = el("button", { type: "button", class: "soft follow" }, "Follow");
+      return { element: el("div", { class: "scrub slider" }, ks.playButton(), input, where, layers, follow), input, where, place, follow };
     }
 
     drawScrub() {
       const { view, scrub } = this, tile = view.tile(), run = view.run(view.focus);
+      this.focused.hidden = !run || !this.page.single;
       this.focused.textContent = run ? run.name : "";
       if (!scrub) return;
       scrub.element.hidden = !tile || tile.bins < 1;
@@ -88,7 +96,8 @@
       scrub.input.value = step;
       scrub.input.setAttribute("aria-valuetext", `step ${ks.count(step)}`);
       scrub.input.style.setProperty("--done", `${(100 * (step - low)) / Math.max(1, high - low)}%`);
-      scrub.where.textContent = `step ${ks.count(step)} · ${ks.depthText(tile, view.layer || 1)}`;
+      scrub.where.textContent = `step ${ks.count(step)}`;
+      scrub.place.textContent = ks.depthText(tile, view.layer || 1);
       const following = view.at === null;
       scrub.follow.hidden = following && run.status !== "live";
       scrub.follow.textContent = following ? "Following" : run.status === "live" ? "Follow" : "Last step";
@@ -216,7 +225,10 @@
       document.body.dataset.drawn = this.page.name;
     }
 
-    onTile(run, name) { for (const block of this.blocks) if (block.tile) block.tile(run, name); }
+    // The heatmaps of the page that show one series in one way, of whatever run.
+    heats(panel) { return this.blocks.map((block) => block.heat && block.heat()).filter((chart) => chart && chart.panel() === panel); }
+
+    onTile(run, name) { for (const chart of this.heats(name)) chart.draw(); }
 
     restyle() { for (const block of this.blocks) if (block.draw) block.draw(); }
 

@@ -96,6 +96,7 @@
 
   function hatch(code, x, y, look) {
     const period = look.period;
+    if (code === ks.ABSENT) return x % period < look.stroke && y % period < look.stroke ? look.dots : look.blank;
     const down = (x + y) % period < look.stroke, up = (x - y + period * 4096) % period < look.stroke;
     if (code === ks.ZERO) return down ? look.zero : look.ground;
     if (code === ks.NAN) return up ? look.alarm : look.alarmGround;
@@ -123,7 +124,7 @@
         if (rows.from[y] < 0) continue;
         const code = column[y], at = (height - 1 - y) * width + x;
         if (code > -32766 && code < 32767) out[at] = look.colours[table[code & 0xffff]];
-        else if (code !== ks.ABSENT) out[at] = hatch(code, x, y, look);
+        else out[at] = hatch(code, x, y, look);
       }
     }
   };

@@ -3,7 +3,7 @@
   "use strict";
 
   const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
-  const MARGIN = { small: { l: 46, r: 8, t: 6, b: 22 } };
+  const MARGIN = { small: { l: 54, r: 8, t: 6, b: 22 } };
 
   // What both kinds share: a chart in a panel body, its cursor, its tip.
   class Canvas {
@@ -25,9 +25,9 @@
     }
 
     frame() {
-      const plain = this.view.scene.plain, { block } = this;
-      const axis = (from, title) => ({ ...from, title: { ...from.title, text: title || "" } });
-      return { ...plain, margin: this.margin, xaxis: axis(plain.xaxis, block.x && block.x.title), yaxis: axis(plain.yaxis, block.y && block.y.title) };
+      const { block } = this, { plain } = this.view.scene, nticks = block.size === "small" ? 4 : 0;
+      const axis = (from, title) => ({ ...from, exponentformat: "power", title: { ...from.title, text: title || "" } });
+      return { ...plain, margin: this.margin, xaxis: axis(plain.xaxis, block.x && block.x.title), yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks } };
     }
 
     close() { this.chart.close(); }
@@ -42,7 +42,8 @@
 
     ranges() {
       const { x, y, lines, levels } = this.block, { view } = this;
-      const xs = ks.extent(lines.map((line) => line.x));
+      const tile = view.tile(), whole = x.kind === "step" && !x.clock && tile && tile.bins ? [[tile.first[0], tile.last[tile.bins - 1]]] : [];
+      const xs = ks.extent([...lines.map((line) => line.x), ...whole]);
       const ys = lines.flatMap((line) => [line.y, line.low, line.high].filter(Boolean));
       const extent = ks.extent([...ys, levels.map((level) => level.value)]);
       this.held = ks.roomy(extent, y.span, this.held);
@@ -64,24 +65,30 @@
       const focus = this.view.focus;
       for (const line of block.lines.filter((one) => one.run !== focus)) this.drawLine(context, line, false);
       for (const line of block.lines.filter((one) => one.run === focus)) this.drawLine(context, line, true);
+      this.nameSpans(context);
       this.cross();
     }
 
     drawSpans(context) {
       const { chart, view } = this, { palette } = view.scene;
-      const text = [];
       this.block.spans.forEach((span, i) => {
         const left = chart.px(span.start), right = chart.px(span.end);
         context.fillStyle = palette.muted;
         context.globalAlpha = i % 2 ? 0.09 : 0.03;
         context.fillRect(left, 0, right - left, chart.height);
         context.globalAlpha = 1;
-        if (right - left > 12 + 6.2 * span.label.length) text.push([span.label, (left + right) / 2]);
       });
-      context.fillStyle = palette.muted;
+    }
+
+    // Names of the bands, over everything else.
+    nameSpans(context) {
+      const { chart, view } = this, { palette } = view.scene;
       context.font = '11px "JetBrains Mono", ui-monospace, monospace';
       context.textAlign = "center";
-      for (const [label, middle] of text) context.fillText(label, middle, 14);
+      for (const span of this.block.spans) {
+        const left = chart.px(span.start), right = chart.px(span.end);
+        if (right - left > 16 + 6.6 * span.label.length) write(context, span.label, (left + right) / 2, 14, palette);
+      }
     }
 
     drawLevels(context) {
@@ -95,9 +102,8 @@
         context.moveTo(0, at);
         context.lineTo(chart.width, at);
         context.stroke();
-        context.fillStyle = palette.muted;
-        context.textAlign = "right";
-        if (level.label) context.fillText(level.label, chart.width - 6, at - 5);
+        context.textAlign = "left";
+        if (level.label) write(context, level.label, 8, at < 18 ? at + 14 : at - 6, palette);
       }
     }
 
@@ -180,8 +186,8 @@
     }
 
     panel() {
-      const { series, scale, reference } = this.block;
-      return `${encodeURIComponent(series)}&scale=${scale}&reference=${reference}`;
+      const { series, scale, reference, part } = this.block;
+      return `${encodeURIComponent(series)}&scale=${scale}&reference=${reference}&part=${encodeURIComponent(part)}`;
     }
 
     tile() { return this.view.data ? this.view.data.tile(this.block.run, this.panel()) : null; }
@@ -213,7 +219,7 @@
       const look = this.look(tile);
       ks.paintCells(image, tile, { x0: x[0], x1: x[1], y0: y[0], y1: y[1] }, look);
       context.putImageData(image, 0, 0);
-      chart.say(tile.rows > 1 ? [] : []);
+      chart.say([]);
       this.drawLegend(look, tile);
       this.cross();
     }
@@ -222,13 +228,19 @@
     look(tile) {
       const { scene } = this.view, { block } = this, size = scene.colours.length;
       if (block.diverging && block.scale === "decades") return { ...scene.look, limit: block.limit, kind: "diverging" };
-      const [low, high] = ks.spread(tile, 0.005, 0.995) || [0, 1];
+      const [low, high] = this.range(tile);
       if (block.scale === "linear" && low < 0 && high > 0) {
         const far = Math.max(-low, high);
         return { ...scene.look, table: ks.rampTable(tile.unit, -far, far, size), low: -far, high: far, kind: "about 0" };
       }
       const wide = high > low ? [low, high] : [low - 0.5, high + 0.5];
       return { ...scene.look, colours: scene.ramp, table: ks.rampTable(tile.unit, ...wide, size), low: wide[0], high: wide[1], kind: "ramp" };
+    }
+
+    // The range of the values: of all heatmaps of the page that show the same, so that they can be compared.
+    range(tile) {
+      const tiles = this.view.pages.heats(this.panel()).map((chart) => chart.tile()).filter((one) => one && one.bins);
+      return ks.extent((tiles.length ? tiles : [tile]).map((one) => ks.spread(one, 0.005, 0.995) || [])) || [0, 1];
     }
 
     drawLegend(look, tile) {
@@ -282,9 +294,21 @@
     }));
     const scale = Object.assign(document.createElement("div"), { className: "legend-scale" });
     scale.append(bar, row);
-    box.replaceChildren(Object.assign(document.createElement("span"), { className: "quiet", textContent: title }), scale);
+    box.replaceChildren(ks.element("span", { class: "quiet" }, title), scale, ...MARKS.map(([kind, text]) => (
+      ks.element("span", { class: "legend-mark" }, ks.element("span", { class: `swatch ${kind}` }), text))));
   };
 
+  // Text that stays readable over lines.
+  function write(context, text, x, y, palette) {
+    context.strokeStyle = palette.paper;
+    context.lineWidth = 3;
+    context.lineJoin = "round";
+    context.strokeText(text, x, y);
+    context.fillStyle = palette.muted;
+    context.fillText(text, x, y);
+  }
+
+  const MARKS = [["zero", "exactly 0"], ["nan", "NaN, Inf"], ["absent", "not observed"]];
   const NONE = { values: [], text: [] };
   const short = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + String(Number(Math.abs(value).toPrecision(2)));
 })((window.keelscope = window.keelscope || {}));

@@ -36,6 +36,7 @@
       this.look = {
         colours: this.colours, limit: settings.limit, period: Math.round(6 * ratio), stroke: Math.round(2 * ratio),
         ground: word(dark ? "#23272d" : "#ffffff"), zero: word(dark ? "#7d8590" : "#8a929d"),
+        dots: word(dark ? "#4b535e" : "#aab2bd"), blank: word(dark ? "#0f1215" : "#f4f6f8"),
         alarmGround: word(dark ? "#3a1230" : "#fbe3f1"), alarm: word(dark ? "#ff6ac1" : "#c2257a"),
       };
       this.painted = "";

@@ -146,7 +146,7 @@
   // A range with room around it, at least `span` wide, and no narrower than `held` if that is given.
   ks.roomy = function (extent, span, held) {
     const [low, high] = extent || [0, 1];
-    const least = span || Math.max(1e-12, Math.abs(high) * 1e-3);
+    const least = span || Math.max(Math.abs(high), Math.abs(low)) * 0.02 || 1;
     const middle = (low + high) / 2, half = Math.max(least, (high - low) * 1.1) / 2;
     const range = [middle - half, middle + half];
     if (!held || (held[0] <= low && held[1] >= high && held[1] - held[0] < 3 * (range[1] - range[0]))) return held || range;
@@ -185,18 +185,27 @@
 
   // Ticks for an axis of log10 values of any width: powers of ten, or plain numbers where it spans less than two.
   ks.logTicks = function (range, most) {
-    if (range[1] - range[0] >= 2) return ks.powerTicks(range, most);
+    const decades = range[1] - range[0];
+    if (decades >= 3.5 || most < 4) return ks.powerTicks(range, most);
     const low = 10 ** range[0], high = 10 ** range[1], numbers = [];
-    if (high / low > 4) {
-      for (let e = Math.floor(range[0]); e <= range[1]; e++) for (const m of [1, 2, 5]) numbers.push(m * 10 ** e);
+    if (decades > 0.6) {
+      for (let e = Math.floor(range[0]); e <= range[1]; e++) for (const m of decades > 2 ? [1, 3] : [1, 2, 5]) numbers.push(m * 10 ** e);
     } else {
       const raw = (high - low) / most, unit = 10 ** Math.floor(Math.log10(raw));
       const stride = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw);
       for (let k = Math.ceil(low / stride); k * stride <= high; k++) numbers.push(k * stride);
     }
     const kept = numbers.filter((value) => value >= low && value <= high);
-    return { values: kept.map(Math.log10), text: kept.map((value) => ks.value(Math.log10(value))) };
+    return { values: kept.map(Math.log10), text: kept.map(tickText) };
   };
+
+  // A number on an axis: as it is, or short with its power of ten.
+  function tickText(value) {
+    if (value >= 0.01 && value < 10000) return String(Number(value.toPrecision(3)));
+    const [mantissa, exponent] = value.toExponential(2).split("e");
+    const power = `10<sup>${String(Number(exponent)).replace("-", "−")}</sup>`;
+    return Number(mantissa) === 1 ? power : `${Number(mantissa)}×${power}`;
+  }
 
   // Depth of a layer (1 = at the input) in the unit of its tile, as the report counts it; and the layer that holds a depth.
   ks.depthOf = (tile, layer) => tile.depths[layer - 1] || layer;

@@ -85,7 +85,15 @@ def _sublayers(ask: Ask, run: Run) -> Block:
         rows.append(_sublayer_row(start, alike))
         places.append(Place(ask.focus.id, depth=start, page="layer"))
         start += len(alike)
-    head = ("Sub-layers", "Equation", "Shortcut weight a", "Schemes of that form", "Norm before", "Norm after", "Branch")
+    head = (
+        "Sub-layers",
+        "Equation",
+        "Shortcut weight a",
+        "Schemes of that form",
+        "Norm before",
+        "Norm after",
+        "Branch",
+    )
     note = f"{len(found):,} residual additions, read from the autograd graph"
     return Table("Residual sub-layers", head, tuple(rows[:MAX_ROWS]), note, places=tuple(places[:MAX_ROWS]))
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keelscope.analysis.compare import MAX_PROFILES
 from keelscope.diagnosis.report import Comparison, compare
-from keelscope.formatting import number
+from keelscope.formatting import decades
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Axis, Chart, Line, Table
 from keelscope_dashboards.pages.diagnostics import verdict_block
@@ -26,7 +26,7 @@ BINS = 128
 SPAN = 4.0
 
 
-def _choices(ask: Ask) -> Sequence[Choice]:
+def _choices(_: Ask) -> Sequence[Choice]:
     return (
         Choice(
             "of",
@@ -44,7 +44,7 @@ def _build(ask: Ask) -> Sequence[Block]:
         sentence = "The runs are being read." if waiting else "Show at least two runs: the eyes in the run list."
         return [nothing_chosen(sentence), verdict_block(ask.runs)]
     together = compare([shown.report for shown in ready if shown.report is not None], bins=BINS)
-    return [verdict_block(ready), *_charts(ask, ready, together), _totals(ready, together), _differences(ready)]
+    return [verdict_block(ready), *_charts(ask, ready, together), _totals(ready), _differences(ready)]
 
 
 def _charts(ask: Ask, runs: Sequence[Shown], together: Comparison) -> list[Chart]:
@@ -76,7 +76,7 @@ def _chart(title: str, runs: Sequence[Shown], common: CommonDepth) -> Chart:
     return Chart(title, axis, Axis(log=True, span=SPAN), lines, note=note, size="medium")
 
 
-def _totals(runs: Sequence[Shown], together: Comparison) -> Table:
+def _totals(runs: Sequence[Shown]) -> Table:
     """S of every profile of every run."""
     reports = [shown.report for shown in runs if shown.report is not None]
     titles = {key: profile.title for report in reports for key, profile in report.profiles.items()}
@@ -84,9 +84,15 @@ def _totals(runs: Sequence[Shown], together: Comparison) -> Table:
     rows += [("Decided by", *(_decided(report.verdict.decided_by, titles) for report in reports))]
     for key, title in titles.items():
         cells = [report.profiles[key].shape.total if key in report.profiles else np.nan for report in reports]
-        rows.append((f"Decades lost, {title}", *(number(None if np.isnan(cell) else float(cell)) for cell in cells)))
-    rows.append(("Findings", *(", ".join(found.rule for found in report.findings) or "none" for report in reports)))
+        rows.append((f"Decades lost, {title}", *(decades(None if np.isnan(cell) else float(cell)) for cell in cells)))
+    rows.append(
+        ("Findings", *(", ".join(_rule(found.rule) for found in report.findings) or "none" for report in reports))
+    )
     return Table("Verdicts side by side", ("", *(shown.name for shown in runs)), tuple(rows))
+
+
+def _rule(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _decided(key: str, titles: dict[str, str]) -> str:
@@ -116,4 +122,5 @@ PAGE = Page(
     _choices,
     frozenset({"verdict"}),
     scrub=False,
+    single=False,
 )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE"]
 
 CLOCKS = {"step": ("Steps", "step"), "tokens": ("Tokens", "tokens"), "wall_time": ("Wall time", "seconds")}
+PLAIN = {"lr", *CLOCKS}  # scalars whose shape is read on a linear axis
 WIDE = 1.0  # decades of spread from which a scalar is drawn on a logarithmic axis
 
 
@@ -51,14 +52,20 @@ def _chart(ask: Ask, name: str) -> Chart:
     found = [(shown, column) for shown in ask.runs if (column := scalar(shown, name)) is not None]
     chosen = ask.one("scale")
     ends = np.concatenate([band for _, (_, low, high) in found for band in (low, high)]) if found else np.empty(0)
-    log = _is_wide(ends) if chosen == "auto" else chosen == "log"
+    log = (name not in PLAIN and _is_wide(ends)) if chosen == "auto" else chosen == "log"
     lines = tuple(_line(ask, shown, *column, log=log) for shown, column in found)
     axis = Axis(CLOCKS[ask.one("over")][1], "step", clock=_clock(ask, ask.focus))
-    return Chart(name, axis, Axis(log=log), lines, size="large" if name == "loss" else "medium")
+    return Chart(name, axis, Axis(log=log), lines, size="wide" if name == "loss" else "medium")
 
 
 def _line(
-    ask: Ask, shown: Shown, steps: NDArray[np.float64], low: NDArray[np.float64], high: NDArray[np.float64], *, log: bool
+    ask: Ask,
+    shown: Shown,
+    steps: NDArray[np.float64],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    *,
+    log: bool,
 ) -> Line:
     clock = _clock(ask, shown)
     x = steps if clock is None else np.interp(steps, clock.steps, clock.values)
@@ -68,9 +75,7 @@ def _line(
     with np.errstate(invalid="ignore"):
         middle = np.where(low == high, low, (low + high) / 2)
     pooled = not np.array_equal(low, high, equal_nan=True)
-    return Line(
-        shown.name, shown.slot, x, middle, low if pooled else None, high if pooled else None, run=shown.id
-    )
+    return Line(shown.name, shown.slot, x, middle, low if pooled else None, high if pooled else None, run=shown.id)
 
 
 def _clock(ask: Ask, shown: Shown) -> Clock | None:
@@ -96,4 +101,5 @@ PAGE = Page(
     "How did the loss and everything else that was logged develop?",
     _build,
     _choices,
+    single=False,
 )

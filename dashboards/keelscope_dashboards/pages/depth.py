@@ -9,7 +9,7 @@ import numpy as np
 from keelscope.formatting import decades
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.bands import SharedDepth, bands_of, shared_depth
-from keelscope_dashboards.blocks import Axis, Chart, Level, Line
+from keelscope_dashboards.blocks import Axis, Chart, Dash, Level, Line
 from keelscope_dashboards.rows import has, plain_series, profile_at
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ __all__ = ["PAGE", "series_options"]
 
 MOST_SERIES = 4
 FIRST, LAST = -1, 2**53
-_DASHES: dict[str, str] = {"now": "solid", "first": "dotted", "last": "dashed"}
+_DASHES: dict[str, Dash] = {"now": "solid", "first": "dotted", "last": "dashed"}
 FLAT = 4.0  # decades an axis of levels spans at least
 
 
 def series_options(ask: Ask) -> tuple[Option, ...]:
     """Every ``[step, site]`` series of the focused run, by group."""
     keys = plain_series(ask.focus)
-    return tuple(Option(key, key.partition("/")[2].replace("_", " "), key.partition("/")[0]) for key in keys)
+    return tuple(Option(key, key, key.partition("/")[0]) for key in keys)
 
 
 def _choices(ask: Ask) -> Sequence[Choice]:
@@ -58,8 +58,7 @@ def _chart(ask: Ask, key: str, depth: SharedDepth) -> Chart:
         x=depth.axis,
         y=Axis(log=log, span=FLAT if log else 0.0),
         lines=lines,
-        note=_note(ask, key),
-        doc=_doc(ask.focus, key),
+        note=" ".join(part for part in (_doc(ask.focus, key), _note(ask, key)) if part),
         spans=bands_of(ask.focus) if depth.axis.kind == "depth" else (),
         levels=() if log else (Level(0.0),),
         size="large" if len(ask.chosen["series"]) == 1 else "medium",
@@ -76,7 +75,7 @@ def _lines(ask: Ask, shown: Shown, key: str, depth: SharedDepth, *, log: bool) -
         for name, places, levels in profile.families():
             label = " · ".join(part for part in (shown.name, name, f"step {profile.step:,}") if part)
             x = depth.place(shown.id, places)
-            yield Line(label, shown.slot, x, levels, dash=_DASHES[at], faint=at != "now", run=shown.id)  # type: ignore[arg-type]
+            yield Line(label, shown.slot, x, levels, dash=_DASHES[at], faint=at != "now", run=shown.id)
 
 
 def _doc(shown: Shown, key: str) -> str:
@@ -93,7 +92,7 @@ def _note(ask: Ask, key: str) -> str:
         profile = None if shown.report is None else shown.report.profiles.get(key)
         if profile is not None and np.isfinite(profile.shape.total):
             said.append(f"{shown.name} {decades(profile.shape.total)}")
-    return f"Decades lost from output to input: {', '.join(said)}" if said else ""
+    return f"Decades lost from output to input: {', '.join(said)}." if said else ""
 
 
 PAGE = Page(
@@ -104,4 +103,5 @@ PAGE = Page(
     _build,
     _choices,
     frozenset({"step", "verdict"}),
+    single=False,
 )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from keelscope.diagnosis.finding import name_sites
-from keelscope.formatting import count, number
+from keelscope.formatting import count, decades, number
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Facts, Finding, Findings, Place, Table, Verdict, Verdicts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from keelscope.diagnosis.finding import Finding as Found
     from keelscope.store.schema import CoverageEntry
@@ -26,7 +26,7 @@ MAX_EXAMPLES = 2
 SEVERITIES = ("error", "warning", "info")
 
 
-def _choices(ask: Ask) -> Sequence[Choice]:
+def _choices(_: Ask) -> Sequence[Choice]:
     of = (Option("all", "All shown"), Option("focus", "Focused"))
     least = (Option("info", "All"), Option("warning", "Warnings and problems"), Option("error", "Problems"))
     return Choice("of", "Runs", of, ("all",)), Choice("least", "Severity", least, ("info",))
@@ -35,8 +35,10 @@ def _choices(ask: Ask) -> Sequence[Choice]:
 def _build(ask: Ask) -> Sequence[Block]:
     runs = ask.runs if ask.one("of") == "all" else (ask.focus,)
     blocks: list[Block] = [verdict_block(runs), _findings(ask, runs)]
-    notes = [Facts(f"How {shown.name} was judged", _notes(shown)) for shown in runs if shown.report is not None]
-    return [*blocks, *(_coverage(shown) for shown in runs), *notes]
+    judged = [shown for shown in runs if shown.report is not None]
+    size: Literal["medium", "third"] = "medium" if len(judged) in {1, 2, 4} else "third"
+    notes = [Facts(f"How {shown.name} was judged", _notes(shown), size) for shown in judged]
+    return [*blocks, _coverage(runs), *notes]
 
 
 def verdict_block(runs: Sequence[Shown]) -> Verdicts:
@@ -75,7 +77,9 @@ def _findings(ask: Ask, runs: Sequence[Shown]) -> Block:
 
 
 def _finding(shown: Shown, found: Found) -> Finding:
-    place = Place(shown.id, found.sites[0] if found.sites else "", found.steps[1] if found.steps else -1, page="overview")
+    place = Place(
+        shown.id, found.sites[0] if found.sites else "", found.steps[1] if found.steps else -1, page="overview"
+    )
     return Finding(
         found.rule.replace("_", " ").capitalize(),
         found.severity.label,
@@ -108,29 +112,46 @@ def _notes(shown: Shown) -> tuple[tuple[str, str], ...]:
     if report is None:
         return ()
     profiles = [
-        (f"S of the {profile.title}", f"{number(profile.shape.total)} decades{'' if profile.counted else ', not counted'}")
+        (
+            f"S of the {profile.title}",
+            f"{decades(profile.shape.total)} decades{'' if profile.counted else ', not counted'}",
+        )
         for profile in report.profiles.values()
     ]
-    return (*profiles, *((f"Note {i}", note) for i, note in enumerate(report.notes, 1)))
+    return (*profiles, *(("", note) for note in report.notes))
 
 
-def _coverage(shown: Shown) -> Block:
-    """What was observed and what was not, one row per reason."""
-    with shown.source.reading() as run:
-        entries = run.coverage
-    if not entries:
-        return nothing_chosen(f"{shown.name} has no coverage table: the file does not say what was not observed.")
-    kinds = Counter((entry.what, entry.status, entry.reason) for entry in entries)
+def _coverage(runs: Sequence[Shown]) -> Block:
+    """What was observed and what was not, one row per reason, one column per run."""
+    entries: dict[str, Sequence[CoverageEntry]] = {}
+    for shown in runs:
+        with shown.source.reading() as run:
+            entries[shown.id] = run.coverage
+    if not any(entries.values()):
+        return nothing_chosen("These files have no coverage table: they do not say what was not observed.")
+    counts = {run: Counter((e.what, e.status, e.reason) for e in listed) for run, listed in entries.items()}
+    kinds = dict.fromkeys(kind for counted in counts.values() for kind in counted)
     rows = tuple(
-        (f"{n:,}", what, status.replace("_", " "), reason or "Observed.", _examples(entries, what, status, reason))
-        for (what, status, reason), n in sorted(kinds.items(), key=lambda item: (item[0][1] != "observed", -item[1]))
+        (
+            what,
+            status.replace("_", " "),
+            reason or "Observed.",
+            *(f"{counts[shown.id][(what, status, reason)]:,}" for shown in runs),
+            _examples(entries, (what, status, reason)),
+        )
+        for what, status, reason in sorted(kinds, key=lambda kind: (kind[1] != "observed", kind))
     )
-    return Table(f"Coverage of {shown.name}", ("Number", "What", "Status", "Reason", "For example"), rows, numeric=(0,))
+    head = ("What", "Status", "Reason", *(shown.name for shown in runs), "For example")
+    return Table("Coverage", head, rows, numeric=tuple(range(3, 3 + len(runs))))
 
 
-def _examples(entries: Sequence[CoverageEntry], what: str, status: str, reason: str) -> str:
-    alike = [e.path or "(model)" for e in entries if (e.what, e.status, e.reason) == (what, status, reason)]
-    return ", ".join(alike[:MAX_EXAMPLES])
+def _examples(entries: Mapping[str, Sequence[CoverageEntry]], kind: tuple[str, str, str]) -> str:
+    """Paths of the first run that has entries of a kind."""
+    for listed in entries.values():
+        alike = [e.path or "(model)" for e in listed if (e.what, e.status, e.reason) == kind]
+        if alike:
+            return ", ".join(alike[:MAX_EXAMPLES])
+    return ""
 
 
 PAGE = Page(
@@ -142,4 +163,5 @@ PAGE = Page(
     _choices,
     frozenset({"verdict"}),
     scrub=False,
+    single=False,
 )

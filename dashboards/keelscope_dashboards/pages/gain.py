@@ -1,4 +1,8 @@
-"""Norm gain: what every norm does to a gradient, and their product over depth beside what the branches predict."""
+"""Norm gain: what every norm does to a gradient, and their product over depth beside what the branches predict.
+
+A norm that lies on a weighted sum ``n(a x + F)`` is shown with the weight a, unless that is left out: together they are
+what the shortcut passes.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keelscope.analysis.norm_gain import cumulative, shortcut_norms
+from keelscope.analysis.norm_gain import cumulative, shortcut_weights
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, missing, nothing_chosen
 from keelscope_dashboards.bands import SharedDepth, shared_depth
 from keelscope_dashboards.blocks import Axis, Chart, Heading, Heat, Level, Line
+from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.rows import profile_at, recorded, row_at
 
 if TYPE_CHECKING:
@@ -23,14 +28,14 @@ __all__ = ["PAGE"]
 
 GAIN, QUANTILES, SLOPE = "norms/jacobian_gain", "norms/jacobian_gain_quantile", "sublayers/predicted_slope"
 GAIN_SPAN, TOTAL_SPAN = 1.0, 4.0
-GAIN_LIMIT = 1.0  # decades at the ends of the heatmap's colours
 
 
-def _choices(ask: Ask) -> Sequence[Choice]:
+def _choices(_: Ask) -> Sequence[Choice]:
     norms = (Option("shortcut", "On the shortcut"), Option("branch", "In the branches"), Option("all", "All"))
     return (
         Choice("norms", "Norms", norms, ("shortcut",)),
-        Choice("heat", "Heatmap", (Option("no", "Hidden"), Option("yes", "Shown")), ("no",)),
+        Choice("weight", "Shortcut weight a", (Option("in", "Multiplied in"), Option("out", "Left out")), ("in",)),
+        Choice("heat", "Heatmap", (Option("yes", "Shown"), Option("no", "Hidden")), ("yes",)),
     )
 
 
@@ -41,14 +46,24 @@ def _build(ask: Ask) -> Sequence[Block]:
     depth = shared_depth(with_gain)
     blocks: list[Block] = []
     if lines := tuple(line for shown in with_gain for line in _gains(ask, shown, depth)):
-        blocks.append(_gain_chart(lines, depth))
+        blocks.append(_gain_chart(ask, lines, depth))
     else:
         blocks.append(_none_chosen(ask, with_gain))
     if totals := tuple(line for shown in with_gain for line in _totals(ask, shown, depth)):
         blocks.append(_total_chart(totals, depth))
     if ask.one("heat") == "yes" and ask.focus in with_gain:
-        blocks.append(Heat(ask.focus.name, ask.focus.id, GAIN, limit=GAIN_LIMIT, doc="Decades about a gain of 1"))
+        blocks.append(_heat(ask))
     return [*blocks, *(missing(shown.name, "norms") for shown in ask.runs if shown not in with_gain)]
+
+
+def _heat(ask: Ask) -> Heat:
+    """The gains of the focused run over steps: of the norms chosen where a layer has several."""
+    axis = ask.focus.source.axis(series_panel(GAIN))
+    placed, _ = _weights(ask, ask.focus, axis.labels)
+    kept = [label for label, on in zip(axis.labels, placed, strict=True) if on == (ask.one("norms") == "shortcut")]
+    names = {label.rpartition(".")[2] for label in kept}
+    part = names.pop() if len(names) == 1 and len(kept) < len(axis) and ask.one("norms") != "all" else ""
+    return Heat(f"Gain over steps, {ask.focus.name}", ask.focus.id, GAIN, diverging=False, part=part, size="wide")
 
 
 def _none_chosen(ask: Ask, runs: Sequence[Shown]) -> Block:
@@ -63,13 +78,14 @@ def _none_chosen(ask: Ask, runs: Sequence[Shown]) -> Block:
     return nothing_chosen(f"{names}: no norm is {where}.")
 
 
-def _gain_chart(lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
+def _gain_chart(ask: Ask, lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
+    weighted = ask.one("weight") == "in" and ask.one("norms") != "branch"
     return Chart(
-        "Gain of every norm",
+        "Shortcut weight times gain of every norm" if weighted else "Gain of every norm",
         depth.axis,
         Axis(log=True, span=GAIN_SPAN),
         lines,
-        note="Line: ‖J‖ / √d, root mean square over tokens. Band: 10 % to 90 % of the tokens.",
+        note=f"Line: {'a ' if weighted else ''}‖J‖ / √d, root mean square over tokens. Band: 10 to 90 % of the tokens.",
         doc="The factor on a gradient without preferred direction; 1 passes it unchanged.",
         levels=(Level(0.0, "gain 1"),),
         size="medium",
@@ -89,34 +105,37 @@ def _total_chart(lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
         Axis(log=True, span=TOTAL_SPAN),
         lines,
         note=theory,
-        doc="What the norms alone leave of a gradient that enters at the output; weights of the shortcut not included.",
+        doc="What the shortcut leaves of a gradient that enters at the output.",
         levels=(Level(0.0, "nothing lost"),),
         size="medium",
     )
 
 
-def _kept(ask: Ask, shown: Shown, paths: Sequence[str]) -> NDArray[np.bool_]:
-    """Which norms were chosen."""
+def _weights(ask: Ask, shown: Shown, paths: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Which norms lie on the shortcut, and the weight that each is shown with."""
     with shown.source.reading() as run:
-        on_shortcut = shortcut_norms(run.info.sublayers)
-    placed = np.array([path in on_shortcut for path in paths], dtype=bool)
-    chosen = ask.one("norms")
-    return placed if chosen == "shortcut" else ~placed if chosen == "branch" else np.ones(len(paths), dtype=bool)
+        known = shortcut_weights(run.info.sublayers)
+    weights = np.array([known.get(path, 1.0) for path in paths], dtype=np.float64)
+    placed = np.array([path in known for path in paths], dtype=np.bool_)
+    return placed, weights if ask.one("weight") == "in" else np.ones_like(weights)
 
 
 def _gains(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
     profile, band = profile_at(shown, GAIN, ask.step), row_at(shown, QUANTILES, ask.step)
     if profile is None:
         return []
-    kept = _kept(ask, shown, profile.axis.labels)
+    placed, weights = _weights(ask, shown, profile.axis.labels)
+    chosen = ask.one("norms")
+    kept = placed if chosen == "shortcut" else ~placed if chosen == "branch" else np.ones_like(placed)
     if not kept.any():
         return []
-    x = depth.place(shown.id, profile.depth[kept])
+    x, shift = depth.place(shown.id, profile.depth[kept]), np.log10(weights[kept])
     low = high = None
     if band is not None and len(band[1]) == len(kept):
         with np.errstate(divide="ignore", invalid="ignore"):
-            low, high = np.log10(band[1][kept, 0]), np.log10(band[1][kept, -1])
-    return [Line(f"{shown.name} · step {profile.step:,}", shown.slot, x, profile.levels[kept], low, high, run=shown.id)]
+            low, high = np.log10(band[1][kept, 0]) + shift, np.log10(band[1][kept, -1]) + shift
+    label = f"{shown.name} · step {profile.step:,}"
+    return [Line(label, shown.slot, x, profile.levels[kept] + shift, low, high, run=shown.id)]
 
 
 def _totals(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
@@ -124,14 +143,12 @@ def _totals(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
     lines = []
     gains, slope = profile_at(shown, GAIN, ask.step, linear=True), profile_at(shown, SLOPE, ask.step, linear=True)
     if gains is not None:
-        with shown.source.reading() as run:
-            on_shortcut = shortcut_norms(run.info.sublayers)
-        kept = np.array([path in on_shortcut for path in gains.axis.labels], dtype=bool)
+        kept, weights = _weights(ask, shown, gains.axis.labels)
         if kept.any():
-            x = depth.place(shown.id, gains.depth[kept])
-            lines.append(Line(shown.name, shown.slot, x, cumulative(gains.levels[kept]), run=shown.id))
+            x, left = depth.place(shown.id, gains.depth[kept]), cumulative((weights * gains.levels)[kept])
+            lines.append(Line(shown.name, shown.slot, x, left, run=shown.id))
     if slope is not None and lines:
-        x, lost = depth.place(shown.id, slope.depth), cumulative(10.0 ** -slope.levels)
+        x, lost = depth.place(shown.id, slope.depth), cumulative(10.0**-slope.levels)
         lines.append(Line(f"{shown.name} · predicted", shown.slot, x, lost, dash="dashed", faint=True, run=shown.id))
     return lines
 
@@ -144,4 +161,5 @@ PAGE = Page(
     _build,
     _choices,
     frozenset({"step"}),
+    single=False,
 )

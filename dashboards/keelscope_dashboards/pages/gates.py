@@ -22,7 +22,7 @@ __all__ = ["PAGE"]
 MAX_ROWS = 100
 
 
-def _choices(ask: Ask) -> Sequence[Choice]:
+def _choices(_: Ask) -> Sequence[Choice]:
     scale = (Option("linear", "Linear"), Option("log", "Log"))
     of = (Option("focus", "Focused"), Option("all", "All shown"))
     return Choice("scale", "Values", scale, ("linear",)), Choice("of", "Runs", of, ("focus",))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
-from keelscope_dashboards.blocks import Axis, Chart, Heading, Line
+from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line
 from keelscope_dashboards.levels import Kind
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.rows import groups_of
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE"]
 
+DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
 DECADES_FOR_LOG = 1.0  # spread from which a logarithmic axis is easier to read
 
 
@@ -75,7 +76,7 @@ def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
 
 def _columns(
     ask: Ask, shown: Shown, key: str
-) -> Iterator[tuple[Shown, str, str, NDArray[np.float64], NDArray[np.float64]]]:
+) -> Iterator[tuple[Shown, str, Dash, NDArray[np.float64], NDArray[np.float64]]]:
     """What the run recorded at the cursor's depth; the second and further parts of a layer in other dashes."""
     with shown.source.reading() as run:
         if key not in run:
@@ -86,7 +87,7 @@ def _columns(
         values = _column(tile, entry)
         if not np.isnan(values).all():
             part = axis.labels[entry]
-            yield shown, f"{shown.name} · {part}", ("solid", "dashed", "dotted")[min(n, 2)], _middle(tile), values
+            yield shown, f"{shown.name} · {part}", DASHES[min(n, 2)], _middle(tile), values
 
 
 def _entries(axis: LayerAxis, depth: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Paths: how the gradient of every residual sub-layer divides between shortcut and branch, and what is left at each depth."""
+"""Paths: how the gradient of every sub-layer divides between shortcut and branch, and what is left at each depth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from keelscope.analysis.norm_gain import cumulative
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, missing
 from keelscope_dashboards.bands import SharedDepth, bands_of, shared_depth
-from keelscope_dashboards.blocks import Axis, Chart, Level, Line
+from keelscope_dashboards.blocks import Axis, Chart, Dash, Level, Line
 from keelscope_dashboards.rows import profile_at, recorded
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE"]
 
-_DASHES = ("solid", "dashed", "dotted")
+_DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
 
 
-def _choices(ask: Ask) -> Sequence[Choice]:
+def _choices(_: Ask) -> Sequence[Choice]:
     return (Choice("of", "Runs", (Option("focus", "Focused"), Option("all", "All shown")), ("focus",)),)
 
 
@@ -61,14 +61,12 @@ def _shortcut(ask: Ask, runs: Sequence[Shown], depth: SharedDepth) -> Chart:
     for shown in runs:
         gain = profile_at(shown, "sublayers/shortcut_gain", ask.step, linear=True)
         slope = profile_at(shown, "sublayers/predicted_slope", ask.step, linear=True)
-        for dash, label, profile, gains in (
-            ("solid", "measured", gain, None if gain is None else gain.levels),
-            ("dashed", "predicted", slope, None if slope is None else 10.0**-slope.levels),
-        ):
-            if profile is not None and gains is not None:
-                x = depth.place(shown.id, profile.depth)
-                name = f"{shown.name} · {label}"
-                lines.append(Line(name, shown.slot, x, cumulative(gains), dash=dash, run=shown.id))  # type: ignore[arg-type]
+        if gain is not None:
+            x, left = depth.place(shown.id, gain.depth), cumulative(gain.levels)
+            lines.append(Line(f"{shown.name} · measured", shown.slot, x, left, run=shown.id))
+        if slope is not None:
+            x, left = depth.place(shown.id, slope.depth), cumulative(10.0**-slope.levels)
+            lines.append(Line(f"{shown.name} · predicted", shown.slot, x, left, dash="dashed", run=shown.id))
     note = "Product of the shortcut gains from the output down; dashed: the sum of ½ log₁₀(1 + v/α²)."
     return _chart("Gain of the shortcut, accumulated", depth, lines, note, ask, levels=(Level(0.0, "nothing lost"),))
 
@@ -92,7 +90,7 @@ def _lines(
             if profile is not None:
                 x = depth.place(shown.id, profile.depth)
                 text = " · ".join(part for part in (shown.name, label) if part)
-                lines.append(Line(text, shown.slot, x, profile.levels, dash=dash, run=shown.id))  # type: ignore[arg-type]
+                lines.append(Line(text, shown.slot, x, profile.levels, dash=dash, run=shown.id))
     return lines
 
 
