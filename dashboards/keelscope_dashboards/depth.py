@@ -62,14 +62,15 @@ def run_axis(run: Run, group: str, part: str = "") -> LayerAxis:
 
 
 def _own_axis(sites: Sequence[Site], chain: DepthAxis, part: str) -> LayerAxis:
-    """One entry per site; a site outside the stack has the depth of what comes before it."""
-    depths, depth = [], 1
+    """One entry per site; a site after the stack lies one deeper than what comes before it."""
+    depths, depth = [], 0
     for i, site in enumerate(sites):
+        inside = chain.stack is not None and site.stack == chain.stack.path and site.position >= 0
         if site.role == "sublayer":
             depth = i + 1
-        elif chain.stack is not None and site.stack == chain.stack.path and site.position >= 0:
-            depth = max(depth, (site.position + 1) * chain.per_layer)
-        depths.append(depth)
+        elif inside or chain.stack is None:
+            depth = max(depth, (site.position + 1) * chain.per_layer) if inside else i + 1
+        depths.append(depth if inside or site.role == "sublayer" or chain.stack is None or not depth else depth + 1)
     kept = [i for i, site in enumerate(sites) if part in {"", site.path.rpartition(".")[2]}]
     labels, kinds = tuple(sites[i].path for i in kept), tuple(sites[i].kind for i in kept)
     return LayerAxis(labels, kinds, tuple((i,) for i in kept), chain.unit, tuple(depths[i] for i in kept))

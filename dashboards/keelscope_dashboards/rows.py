@@ -11,7 +11,7 @@ from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.pooling import envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from keelscope_dashboards.asking import Shown
     from keelscope_dashboards.levels import LayerAxis
 
-__all__ = ["Profile", "groups_of", "has", "plain_series", "profile_at", "recorded", "row_at", "scalar"]
+__all__ = ["Profile", "groups_of", "has", "log_fits", "plain_series", "profile_at", "recorded", "row_at", "scalar"]
 
 MAX_POINTS = 1000
+WIDE = 1.0  # decades of spread from which a logarithmic axis is easier to read
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +119,26 @@ def row_at(shown: Shown, key: str, step: int) -> tuple[int, NDArray[np.float64],
         row = int(np.abs(steps - step).argmin())
         series = run.read(key, row, row + 1)
     return int(steps[row]), np.asarray(series.values[0], dtype=np.float64), series.sites
+
+
+def log_fits(columns: Sequence[NDArray[np.float64]]) -> bool:
+    """Whether values are read more easily on a logarithmic axis: none is negative, and they span more than a decade.
+
+    Args:
+        columns: of any length.
+
+    Returns:
+        Whether they do.
+
+    Example:
+        >>> log_fits([np.array([0.0, 1.0, 20.0])]), log_fits([np.array([1.0, 2.0])]), log_fits([np.array([-1.0, 50.0])])
+        (True, False, False)
+    """
+    known = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
+    positive = known[known > 0]
+    if not positive.size or known.min() < 0:
+        return False
+    return bool(np.log10(positive.max() / positive.min()) > WIDE)
 
 
 def scalar(shown: Shown, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]] | None:

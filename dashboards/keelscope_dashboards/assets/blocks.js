@@ -64,12 +64,12 @@
     heat(block) {
       const body = el("div", { class: "chart", role: "img", tabindex: "0", "aria-label": `Heatmap of ${block.series} over steps, ${block.title}` });
       const legend = el("div", { class: "legend" });
-      const element = panel(block, [el("span", { class: "chip mono" }, block.series), legend], body);
+      const chip = el("span", { class: "chip mono" }, block.series), element = panel(block, [chip, legend], body);
       let chart = null;
       return {
         element,
         ready(view) { chart = new ks.HeatChart(view, body, block, legend); chart.update(block); },
-        update(now) { chart.update(now); },
+        update(now) { chip.textContent = now.series; chart.update(now); },
         cross() { chart.cross(); },
         draw() { chart.draw(); },
         close() { chart.close(); },

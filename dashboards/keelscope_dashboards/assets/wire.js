@@ -193,9 +193,9 @@
     } else {
       const raw = (high - low) / most, unit = 10 ** Math.floor(Math.log10(raw));
       const stride = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw);
-      for (let k = Math.ceil(low / stride); k * stride <= high; k++) numbers.push(k * stride);
+      for (let k = Math.ceil((low / stride) * (1 - 1e-9)); k * stride <= high * (1 + 1e-9); k++) numbers.push(k * stride);
     }
-    const kept = numbers.filter((value) => value >= low && value <= high);
+    const kept = numbers.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
     return { values: kept.map(Math.log10), text: kept.map(tickText) };
   };
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Axis, Chart, Clock, Line
-from keelscope_dashboards.rows import has, scalar
+from keelscope_dashboards.rows import has, log_fits, scalar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ __all__ = ["PAGE"]
 
 CLOCKS = {"step": ("Steps", "step"), "tokens": ("Tokens", "tokens"), "wall_time": ("Wall time", "seconds")}
 PLAIN = {"lr", *CLOCKS}  # scalars whose shape is read on a linear axis
-WIDE = 1.0  # decades of spread from which a scalar is drawn on a logarithmic axis
 
 
 def _choices(ask: Ask) -> Sequence[Choice]:
@@ -51,8 +50,8 @@ def _names(ask: Ask) -> list[str]:
 def _chart(ask: Ask, name: str) -> Chart:
     found = [(shown, column) for shown in ask.runs if (column := scalar(shown, name)) is not None]
     chosen = ask.one("scale")
-    ends = np.concatenate([band for _, (_, low, high) in found for band in (low, high)]) if found else np.empty(0)
-    log = (name not in PLAIN and _is_wide(ends)) if chosen == "auto" else chosen == "log"
+    fits = name not in PLAIN and log_fits([values for _, (_, *ends) in found for values in ends])
+    log = fits if chosen == "auto" else chosen == "log"
     lines = tuple(_line(ask, shown, *column, log=log) for shown, column in found)
     axis = Axis(CLOCKS[ask.one("over")][1], "step", clock=_clock(ask, ask.focus))
     return Chart(name, axis, Axis(log=log), lines, size="wide" if name == "loss" else "medium")
@@ -86,12 +85,6 @@ def _clock(ask: Ask, shown: Shown) -> Clock | None:
         return None
     known = np.isfinite(column[1])
     return Clock(column[0][known], column[1][known])
-
-
-def _is_wide(values: NDArray[np.float64]) -> bool:
-    known = values[np.isfinite(values)]
-    positive = known[known > 0]
-    return positive.size > 0 and known.min() >= 0 and bool(np.log10(positive.max() / positive.min()) > WIDE)
 
 
 PAGE = Page(

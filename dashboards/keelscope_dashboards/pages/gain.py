@@ -6,7 +6,6 @@ what the shortcut passes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,19 +13,28 @@ import numpy as np
 from keelscope.analysis.norm_gain import cumulative, shortcut_weights
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, missing, nothing_chosen
 from keelscope_dashboards.bands import SharedDepth, shared_depth
-from keelscope_dashboards.blocks import Axis, Chart, Heading, Heat, Level, Line
+from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Heat, Level, Line
+from keelscope_dashboards.depth import parts_of
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.rows import profile_at, recorded, row_at
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from keelscope_dashboards.asking import Shown
     from keelscope_dashboards.blocks import Block
+    from keelscope_dashboards.levels import LayerAxis
 
 __all__ = ["PAGE"]
 
 GAIN, QUANTILES, SLOPE = "norms/jacobian_gain", "norms/jacobian_gain_quantile", "sublayers/predicted_slope"
+PLACES: dict[str, tuple[str, Dash]] = {
+    "shortcut": ("shortcut", "solid"),
+    "branch": ("branch", "dashed"),
+    "elsewhere": ("elsewhere", "dotted"),
+}
 GAIN_SPAN, TOTAL_SPAN = 1.0, 4.0
 
 
@@ -58,12 +66,14 @@ def _build(ask: Ask) -> Sequence[Block]:
 
 def _heat(ask: Ask) -> Heat:
     """The gains of the focused run over steps: of the norms chosen where a layer has several."""
-    axis = ask.focus.source.axis(series_panel(GAIN))
-    placed, _ = _weights(ask, ask.focus, axis.labels)
-    kept = [label for label, on in zip(axis.labels, placed, strict=True) if on == (ask.one("norms") == "shortcut")]
-    names = {label.rpartition(".")[2] for label in kept}
-    part = names.pop() if len(names) == 1 and len(kept) < len(axis) and ask.one("norms") != "all" else ""
+    axis, chosen = ask.focus.source.axis(series_panel(GAIN)), ask.one("norms")
+    kept = {label.rpartition(".")[2] for label, place in _placed(ask.focus, axis) if chosen in {place, "all"}}
+    part = kept.pop() if len(kept) == 1 and chosen != "all" and parts_of(axis) else ""
     return Heat(f"Gain over steps, {ask.focus.name}", ask.focus.id, GAIN, diverging=False, part=part, size="wide")
+
+
+def _placed(shown: Shown, axis: LayerAxis) -> list[tuple[str, str]]:
+    return list(zip(axis.labels, _places(shown, axis.labels).tolist(), strict=True))
 
 
 def _none_chosen(ask: Ask, runs: Sequence[Shown]) -> Block:
@@ -111,31 +121,42 @@ def _total_chart(lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
     )
 
 
-def _weights(ask: Ask, shown: Shown, paths: Sequence[str]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Which norms lie on the shortcut, and the weight that each is shown with."""
+def _weights(ask: Ask, shown: Shown, paths: Sequence[str]) -> NDArray[np.float64]:
+    """The weight that each norm is shown with."""
     with shown.source.reading() as run:
         known = shortcut_weights(run.info.sublayers)
-    weights = np.array([known.get(path, 1.0) for path in paths], dtype=np.float64)
-    placed = np.array([path in known for path in paths], dtype=np.bool_)
-    return placed, weights if ask.one("weight") == "in" else np.ones_like(weights)
+    weighted = ask.one("weight") == "in"
+    return np.array([known.get(path, 1.0) if weighted else 1.0 for path in paths], dtype=np.float64)
 
 
-def _gains(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
+def _places(shown: Shown, paths: Sequence[str]) -> NDArray[np.str_]:
+    """Where each norm lies: on the shortcut, in a branch, or elsewhere (after the embedding, before the head)."""
+    with shown.source.reading() as run:
+        on_shortcut = shortcut_weights(run.info.sublayers)
+        in_branch = {sublayer.norm_before for sublayer in run.info.sublayers}
+    return np.array(
+        ["shortcut" if path in on_shortcut else "branch" if path in in_branch else "elsewhere" for path in paths]
+    )
+
+
+def _gains(ask: Ask, shown: Shown, depth: SharedDepth) -> Iterator[Line]:
+    """The gains at the cursor's step, one line per place that a norm can have."""
     profile, band = profile_at(shown, GAIN, ask.step), row_at(shown, QUANTILES, ask.step)
     if profile is None:
-        return []
-    placed, weights = _weights(ask, shown, profile.axis.labels)
-    chosen = ask.one("norms")
-    kept = placed if chosen == "shortcut" else ~placed if chosen == "branch" else np.ones_like(placed)
-    if not kept.any():
-        return []
-    x, shift = depth.place(shown.id, profile.depth[kept]), np.log10(weights[kept])
-    low = high = None
-    if band is not None and len(band[1]) == len(kept):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            low, high = np.log10(band[1][kept, 0]) + shift, np.log10(band[1][kept, -1]) + shift
-    label = f"{shown.name} · step {profile.step:,}"
-    return [Line(label, shown.slot, x, profile.levels[kept] + shift, low, high, run=shown.id)]
+        return
+    places, weights = _places(shown, profile.axis.labels), _weights(ask, shown, profile.axis.labels)
+    for place in PLACES if ask.one("norms") == "all" else (ask.one("norms"),):
+        kept = places == place
+        if not kept.any():
+            continue
+        x, shift = depth.place(shown.id, profile.depth[kept]), np.log10(np.abs(weights[kept]))
+        low = high = None
+        if band is not None and len(band[1]) == len(kept):
+            with np.errstate(divide="ignore", invalid="ignore"):
+                low, high = np.log10(band[1][kept, 0]) + shift, np.log10(band[1][kept, -1]) + shift
+        label = f"{shown.name} · {PLACES[place][0]} · step {profile.step:,}"
+        y, dash = profile.levels[kept] + shift, PLACES[place][1]
+        yield Line(label, shown.slot, x, y, low, high, dash=dash, run=shown.id)
 
 
 def _totals(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
@@ -143,7 +164,8 @@ def _totals(ask: Ask, shown: Shown, depth: SharedDepth) -> list[Line]:
     lines = []
     gains, slope = profile_at(shown, GAIN, ask.step, linear=True), profile_at(shown, SLOPE, ask.step, linear=True)
     if gains is not None:
-        kept, weights = _weights(ask, shown, gains.axis.labels)
+        labels = gains.axis.labels
+        kept, weights = _places(shown, labels) == "shortcut", _weights(ask, shown, labels)
         if kept.any():
             x, left = depth.place(shown.id, gains.depth[kept]), cumulative((weights * gains.levels)[kept])
             lines.append(Line(shown.name, shown.slot, x, left, run=shown.id))

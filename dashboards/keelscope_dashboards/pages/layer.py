@@ -10,7 +10,7 @@ from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chose
 from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line
 from keelscope_dashboards.levels import Kind
 from keelscope_dashboards.panels import series_panel
-from keelscope_dashboards.rows import groups_of
+from keelscope_dashboards.rows import groups_of, log_fits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["PAGE"]
 
 DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
-DECADES_FOR_LOG = 1.0  # spread from which a logarithmic axis is easier to read
 
 
 def _choices(ask: Ask) -> Sequence[Choice]:
@@ -66,7 +65,7 @@ def _group(ask: Ask, runs: Sequence[Shown], group: str, statistics: Sequence[str
 
 def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
     found = [column for shown in runs for column in _columns(ask, shown, key)]
-    log = _is_wide([values for *_, values in found])
+    log = log_fits([values for *_, values in found])
     lines = tuple(
         Line(label, shown.slot, steps, _log10(values) if log else values, run=shown.id, dash=dash)
         for shown, label, dash, steps, values in found
@@ -110,12 +109,6 @@ def _column(tile: Tile, entry: int) -> NDArray[np.float64]:
 
 def _middle(tile: Tile) -> NDArray[np.float64]:
     return np.asarray((tile.first + tile.last) / 2)
-
-
-def _is_wide(columns: Sequence[NDArray[np.float64]]) -> bool:
-    known = np.concatenate([column[np.isfinite(column)] for column in columns]) if columns else np.empty(0)
-    positive = known[known > 0]
-    return positive.size > 0 and known.min() >= 0 and bool(np.log10(positive.max() / positive.min()) > DECADES_FOR_LOG)
 
 
 def _log10(values: NDArray[np.float64]) -> NDArray[np.float64]:
