@@ -241,6 +241,8 @@ class Notice:
     title: str
     sentence: str
     code: str = ""
+    pending: bool = False
+    """Whether more comes when the page is asked for again."""
     size: Size = "wide"
     kind: str = field(default="notice", init=False)
 

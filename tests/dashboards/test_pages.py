@@ -145,6 +145,15 @@ def test_a_single_layer_shows_every_statistic_over_steps(kit: ModuleType, record
     np.testing.assert_array_equal(titled(blocks, "gamma_rms")["lines"][0]["x"], gain.steps)
 
 
+def test_a_layer_of_a_long_run_comes_in_parts(kit: ModuleType, recorded: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, _ = ask(kit, recorded, "layer", "keel", depth=2)
+    assert not any(block.get("pending") for block in whole)
+    monkeypatch.setattr(pages.layer, "BUDGET_SECONDS", -1.0)
+    part, _ = ask(kit, recorded, "layer", "keel", depth=2)
+    assert [block["kind"] for block in part] == ["heading", "chart", "notice"]
+    assert part[-1]["pending"]
+
+
 def test_curves_are_the_scalars_over_steps_tokens_or_time(
     kit: ModuleType, recorded: Any, recorded_folder: Path
 ) -> None:

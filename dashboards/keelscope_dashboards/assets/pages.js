@@ -222,6 +222,7 @@
         this.view.decorate();
       }
       this.fresh = false;
+      if (blocks.some((block) => block.pending)) setTimeout(() => { this.done = ""; this.view.invalidate("cursor", true); }, 100);
       document.body.dataset.drawn = this.page.name;
     }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
-from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line
+from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line, Notice
 from keelscope_dashboards.levels import Kind
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.rows import groups_of, log_fits
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE"]
 
+BUDGET_SECONDS = 1.0  # of one answer; what a long run needs longer for comes with the next
 DASHES: tuple[Dash, ...] = ("solid", "dashed", "dotted")
 
 
@@ -43,24 +45,28 @@ def _build(ask: Ask) -> Sequence[Block]:
         groups = groups_of(run)
     wanted = groups if ask.one("group") == "all" else {ask.one("group"): groups[ask.one("group")]}
     runs = ask.runs if ask.one("of") == "all" else (ask.focus,)
+    late = time.monotonic() + BUDGET_SECONDS
     blocks: list[Block] = []
     for group, statistics in wanted.items():
-        blocks.extend(_group(ask, runs, group, statistics))
+        charts: list[Chart] = []
+        for name in statistics:
+            if charts and time.monotonic() > late:
+                waiting = Notice("Reading the run", "The other statistics follow.", pending=True)
+                return [*blocks, _heading(ask, group, statistics), *charts, waiting]
+            charts.extend(chart for chart in [_chart(ask, runs, f"{group}/{name}")] if chart.lines)
+        blocks.extend([_heading(ask, group, statistics), *charts] if charts else [])
     return blocks or [nothing_chosen(f"Nothing is recorded at depth {ask.depth}.")]
 
 
-def _group(ask: Ask, runs: Sequence[Shown], group: str, statistics: Sequence[str]) -> Iterator[Block]:
-    charts = [chart for name in statistics if (chart := _chart(ask, runs, f"{group}/{name}")).lines]
-    if not charts:
-        return
+def _heading(ask: Ask, group: str, statistics: Sequence[str]) -> Heading:
+    """The group, and which of its sites lie at this depth."""
     panel = series_panel(f"{group}/{statistics[0]}", scale="linear")
     axis, tile = ask.focus.source.axis(panel), ask.focus.source.tile(panel)
     labels = [axis.labels[i] for i in _entries(axis, ask.depth)]
     rest = len(labels) - 2
     note = ", ".join(labels[:2]) + (f" and {rest} more" if rest > 0 else "")
     pooled = f" · largest of every {tile.rows:,} recorded steps" if tile.rows > 1 else ""
-    yield Heading(group.replace("_", " ").capitalize(), note + pooled)
-    yield from charts
+    return Heading(group.replace("_", " ").capitalize(), note + pooled)
 
 
 def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
