@@ -222,6 +222,7 @@ def _toolbar() -> html.Div:
             html.Div([html.Div(id="legend-bar"), html.Div(id="legend-ticks")], className="legend-scale"),
             html.Span([html.Span(className="swatch zero"), "exactly 0"], className="legend-mark"),
             html.Span([html.Span(className="swatch nan"), "NaN, Inf"], className="legend-mark"),
+            html.Span([html.Span(className="swatch absent"), "not observed"], className="legend-mark"),
         ],
         className="legend",
     )

@@ -135,7 +135,8 @@ def test_only_series_over_sites_are_tiles(recorded: Any, query: str, status: int
 def test_a_single_layer_shows_every_statistic_over_steps(kit: ModuleType, recorded: Any, recorded_folder: Path) -> None:
     blocks, _ = ask(kit, recorded, "layer", "post_ln", depth=5)
     heading = titled(blocks, "Gradients")
-    assert heading["note"] == "sublayers.4"
+    assert heading["note"] == "sublayers.4 · always zero_fraction 0, nonfinite_count 0, late_token_zero_fraction 0"
+    assert all(block["title"] != "nonfinite_count" for block in blocks)
     with open_run(recorded_folder / "post_ln.h5") as run:
         rms, gain = run["gradients/rms"].of("sublayers.4").values[:, 0], run["norms/gamma_rms"].of("*.4.norm")
     chart = blocks[blocks.index(heading) + 2]

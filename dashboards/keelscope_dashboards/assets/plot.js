@@ -3,7 +3,7 @@
   "use strict";
 
   const DASH = { solid: [], dashed: [6, 4], dotted: [2, 3] };
-  const MARGIN = { small: { l: 54, r: 8, t: 6, b: 22 } };
+  const MARGIN = { small: { l: 58, r: 8, t: 6, b: 22 } };
 
   // What both kinds share: a chart in a panel body, its cursor, its tip.
   class Canvas {
@@ -27,7 +27,8 @@
     frame() {
       const { block } = this, { plain } = this.view.scene, nticks = block.size === "small" ? 4 : 0;
       const axis = (from, title) => ({ ...from, exponentformat: "power", title: { ...from.title, text: title || "" } });
-      return { ...plain, margin: this.margin, xaxis: axis(plain.xaxis, block.x && block.x.title), yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks } };
+      const small = block.size === "small" ? { nticks: 4, showgrid: false } : {};
+      return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks } };
     }
 
     close() { this.chart.close(); }
@@ -46,6 +47,7 @@
       const xs = ks.extent([...lines.map((line) => line.x), ...whole]);
       const ys = lines.flatMap((line) => [line.y, line.low, line.high].filter(Boolean));
       const extent = ks.extent([...ys, levels.map((level) => level.value)]);
+      if (extent && levels.some((level) => level.label)) extent[1] += 0.06 * (extent[1] - extent[0]); // room for the words
       this.held = ks.roomy(extent, y.span, this.held);
       if (x.kind === "relative") return [[0, 1], this.held];
       if (x.kind === "depth" && xs) return [[xs[0] - 0.5, xs[1] + 0.5], this.held];
@@ -103,7 +105,7 @@
         context.lineTo(chart.width, at);
         context.stroke();
         context.textAlign = "left";
-        if (level.label) write(context, level.label, 8, at < 18 ? at + 14 : at - 6, palette);
+        if (level.label) write(context, level.label, 8, at < 14 ? at + 14 : at - 5, palette);
       }
     }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope.formatting import number
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line, Notice
 from keelscope_dashboards.levels import Kind
@@ -52,13 +53,30 @@ def _build(ask: Ask) -> Sequence[Block]:
         for name in statistics:
             if charts and time.monotonic() > late:
                 waiting = Notice("Reading the run", "The other statistics follow.", pending=True)
-                return [*blocks, _heading(ask, group, statistics), *charts, waiting]
+                return [*blocks, *_drawn(ask, group, statistics, charts), waiting]
             charts.extend(chart for chart in [_chart(ask, runs, f"{group}/{name}")] if chart.lines)
-        blocks.extend([_heading(ask, group, statistics), *charts] if charts else [])
+        blocks.extend(_drawn(ask, group, statistics, charts))
     return blocks or [nothing_chosen(f"Nothing is recorded at depth {ask.depth}.")]
 
 
-def _heading(ask: Ask, group: str, statistics: Sequence[str]) -> Heading:
+def _drawn(ask: Ask, group: str, statistics: Sequence[str], charts: Sequence[Chart]) -> list[Block]:
+    """The charts of a group under its heading; what never changed is said there in words."""
+    if not charts:
+        return []
+    constant = {chart.title: value for chart in charts if (value := _constant(chart)) is not None}
+    said = ", ".join(f"{name} {number(value)}" for name, value in constant.items())
+    heading = _heading(ask, group, statistics, f" · always {said}" if said else "")
+    return [heading, *(chart for chart in charts if chart.title not in constant)]
+
+
+def _constant(chart: Chart) -> float | None:
+    """The value that every line of a chart holds on every step; None where there are several."""
+    values = np.concatenate([line.y for line in chart.lines])
+    known = values[~np.isnan(values)]
+    return float(known[0]) if not chart.y.log and known.size and (known == known[0]).all() else None
+
+
+def _heading(ask: Ask, group: str, statistics: Sequence[str], more: str) -> Heading:
     """The group, and which of its sites lie at this depth."""
     panel = series_panel(f"{group}/{statistics[0]}", scale="linear")
     axis, tile = ask.focus.source.axis(panel), ask.focus.source.tile(panel)
@@ -66,7 +84,7 @@ def _heading(ask: Ask, group: str, statistics: Sequence[str]) -> Heading:
     rest = len(labels) - 2
     note = ", ".join(labels[:2]) + (f" and {rest} more" if rest > 0 else "")
     pooled = f" · largest of every {tile.rows:,} recorded steps" if tile.rows > 1 else ""
-    return Heading(group.replace("_", " ").capitalize(), note + pooled)
+    return Heading(group.replace("_", " ").capitalize(), note + pooled + more)
 
 
 def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
