@@ -36,7 +36,7 @@ MARGINS = {
     "heatmap": {"l": 56, "r": 14, "t": 8, "b": 26},
     "profile": {"l": 48, "r": 14, "t": 8, "b": 26},
     "history": {"l": 56, "r": 14, "t": 8, "b": 40},
-    "page": {"l": 58, "r": 14, "t": 8, "b": 40},
+    "page": {"l": 64, "r": 14, "t": 8, "b": 40},
 }
 KEYS = (
     ("← → ↑ ↓", "move the cursor; with Shift ten at a time"),

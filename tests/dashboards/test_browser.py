@@ -298,6 +298,7 @@ def test_any_depth_and_length_is_drawn(
         text_of(page, "#where", "step")
         assert page.evaluate("keelscope.view.layer") <= 1 + layers // 90
         assert page.evaluate("document.querySelectorAll('*').length") < 2000
+        page.close()
 
 
 def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(

@@ -240,3 +240,16 @@ def test_the_theme_reaches_the_charts_of_a_page(visit: Callable[..., Any]) -> No
     page.wait_for_selector("html[data-mantine-color-scheme=dark]")
     page.wait_for_timeout(200)
     assert page.evaluate(ink) != light
+
+
+def test_hostile_names_stay_text_on_every_page(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "<img src=x onerror=alert(1)>.h5", "broken", layers=6, steps=30)
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
+        app.judged()
+        page = visit("about", url=url)
+        for name in ("depth", "heatmap", "layer", "curves", "diagnostics", "compare", "about"):
+            page.locator(f"#page-{name}").click()
+            drawn(page, name)
+            says(page, "#main", "<img src=x onerror=alert(1)>" if name not in {"layer"} else "Single layer")
+            assert page.locator("#main img").count() == 0
+        page.close()

@@ -26,9 +26,9 @@
 
     frame() {
       const { block } = this, { plain } = this.view.scene, nticks = block.size === "small" ? 4 : 0;
-      const axis = (from, title) => ({ ...from, exponentformat: "power", title: { ...from.title, text: title || "" } });
+      const axis = (from, title) => ({ ...from, title: { ...from.title, text: title || "" } });
       const small = block.size === "small" ? { nticks: 4, showgrid: false } : {};
-      return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks } };
+      return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks, exponentformat: "power" } };
     }
 
     close() { this.chart.close(); }
@@ -254,7 +254,7 @@
       ks.drawScale(this.legend, `${words[this.block.reference] || ""}${pooled}`, look.colours, ticks);
     }
 
-    tick(value) { return this.block.scale === "linear" ? ks.plain(value) : ks.value(value); }
+    tick(value) { return this.block.scale === "linear" ? (value === 0 ? "0" : ks.plain(value)) : ks.value(value); }
 
     cross() {
       const tile = this.tile();
