@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -327,3 +328,21 @@ def test_choices_are_bent_to_what_there_is() -> None:
     assert settled(choice, []) == ("b",)
     assert settled(Choice("at", "", (Option("z", ""),), ("b",)), []) == ("z",)
     assert settled(Choice("at", "", (), ("b",)), ["b"]) == ()
+
+
+COMPUTING = set(
+    "mean median nanmean nanmedian std var percentile quantile polyfit cumsum prod cumprod gradient diff sum".split()
+)
+
+
+def test_the_pages_compute_no_statistic() -> None:
+    """They place and format what analysis and diagnosis give; a statistic of their own could differ from the report."""
+    folder = Path(pages.__file__).parent
+    called = {
+        (path.name, node.func.attr)
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert len({name for name, _ in called}) > 8
+    assert [pair for pair in called if pair[1] in COMPUTING] == []
