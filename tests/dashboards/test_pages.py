@@ -331,7 +331,23 @@ def test_choices_are_bent_to_what_there_is() -> None:
 
 
 COMPUTING = set(
-    "mean median nanmean nanmedian std var percentile quantile polyfit cumsum prod cumprod gradient diff sum".split()
+    [
+        "mean",
+        "median",
+        "nanmean",
+        "nanmedian",
+        "std",
+        "var",
+        "percentile",
+        "quantile",
+        "polyfit",
+        "cumsum",
+        "prod",
+        "cumprod",
+        "gradient",
+        "diff",
+        "sum",
+    ]
 )
 
 
