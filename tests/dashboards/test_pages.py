@@ -330,25 +330,23 @@ def test_choices_are_bent_to_what_there_is() -> None:
     assert settled(Choice("at", "", (), ("b",)), ["b"]) == ()
 
 
-COMPUTING = set(
-    [
-        "mean",
-        "median",
-        "nanmean",
-        "nanmedian",
-        "std",
-        "var",
-        "percentile",
-        "quantile",
-        "polyfit",
-        "cumsum",
-        "prod",
-        "cumprod",
-        "gradient",
-        "diff",
-        "sum",
-    ]
-)
+COMPUTING = {
+    "mean",
+    "median",
+    "nanmean",
+    "nanmedian",
+    "std",
+    "var",
+    "percentile",
+    "quantile",
+    "polyfit",
+    "cumsum",
+    "prod",
+    "cumprod",
+    "gradient",
+    "diff",
+    "sum",
+}
 
 
 def test_the_pages_compute_no_statistic() -> None:
