@@ -30,6 +30,8 @@ class CallRecord:
     recomputed: bool = False
     inputs: TermSlots = field(default_factory=dict)
     outputs: TermSlots = field(default_factory=dict)
+    attention: list[TermSlots] = field(default_factory=list)
+    """One entry per attention inside the module."""
     leaves: dict[str, list[TermSlots]] = field(default_factory=dict)
     """Output leaf -> one entry per backward pass that reached it."""
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Concatenate, ParamSpec, TypeVar
 
 from keelscope.errors import RecordingWarning
 
-__all__ = ["contained", "warn_once"]
+__all__ = ["NO_OP", "contained", "warn_once"]
+
+NO_OP = (getattr, (nullcontext(), "__exit__"))
+"""What a hook reduces to in copies and pickles: takes anything, returns None, unpickles without keelscope."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -58,6 +58,8 @@ class Seen:
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
+    partly: Mapping[int, str] = field(default_factory=dict)
+    """Identity of observed modules of which something is missing -> what, and why."""
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -93,7 +95,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
         if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
-    return "observed", ""
+    return "observed", seen.partly.get(key, "")
 
 
 def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:

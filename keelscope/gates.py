@@ -23,10 +23,10 @@ from keelscope.containment import contained, warn_once
 from keelscope.entries import constant, is_measurable, stored
 from keelscope.gateweights import flat_copies, from_parameter, pairs_of_output, stand_ins
 from keelscope.hooks import ModuleHooks
-from keelscope.probe import Axis, Probe, Tap, TensorProbe
+from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
 from keelscope.rows import Observations, module_observations, parameter_observations
 from keelscope.sites import SitePlan, WatchedModule
-from keelscope.store.schema import GroupSpec, Site
+from keelscope.store.schema import RunLayout, Site
 from keelscope.topology import LiveGate, LiveOutput, Topology
 from keelscope.topology.gates import ResidualGate, declared_gates, find_gates, is_small
 from keelscope.topology.squashing import reachable_slopes
@@ -195,24 +195,27 @@ class GateHooks:
             sites.append(Site(gate.path, gate.kind, "gate", stack, position, size))
         return tuple(sites)
 
-    def completed(self, group: GroupSpec) -> GroupSpec:
-        """A group of the layout; one of gates also says which are recorded as they are stored, and which once only.
+    def completed(self, layout: RunLayout) -> RunLayout:
+        """A layout that also says of gates which are recorded as they are stored, and which once only.
 
         Args:
-            group: any group.
+            layout: the layout of the run.
 
         Returns:
-            The group.
+            The layout.
         """
-        if not group.sites or group.sites[0].role != "gate":
-            return group
         raw = [gate.path for gate in self.gates if gate.is_raw and not gate.is_fleeting]
         once = [gate.path for gate in self.gates if gate.is_fleeting]
         fixed = any(gate.value is not None for gate in self.gates)
         notes = {"constants": "as in the first recorded step"} if fixed else {}
         notes |= {"as_stored": ", ".join(raw), "first_step_only": ", ".join(once)}
         said = {key: text for key, text in notes.items() if text}
-        return replace(group, provenance={**group.provenance, **said})
+        names = {group_of(probe) for probe in self.probes}
+        groups = [
+            replace(group, provenance={**group.provenance, **said}) if group.name in names else group
+            for group in layout.groups
+        ]
+        return replace(layout, groups=tuple(groups))
 
     def release(self) -> None:
         """Let go of the model."""

@@ -10,17 +10,20 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import contained, warn_once
-from keelscope.leaves import floating_leaves
-from keelscope.probe import Probe, Tap, Tensors
+from keelscope.containment import NO_OP, contained, warn_once
+from keelscope.jacobian.linearised import NotLinearisableError
+from keelscope.jacobian.passage import JacobianCalls, Span
+from keelscope.leaves import floating_leaves, hookable
+from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, fits_site
 from keelscope.sites import WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
@@ -44,11 +47,13 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._probes = [_fitting(watched.module, probes) for watched in modules]
+        self._probes = [tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules]
         self._record_for = record_for
         self._handles = ExitStack()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
+        self.jacobians = JacobianCalls()
+        self._attention = AttentionMode(self._show_attention)
         self.attached = False
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
@@ -69,6 +74,8 @@ class ModuleHooks:
         """Start a step: hooks on tensors that outlive the one before are given back."""
         self._on_leaves.close()
         self._inputs.clear()
+        self.jacobians.begin()
+        self._attention.reset()
 
     def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
         """Watch one more module, which becomes the next site.
@@ -78,7 +85,7 @@ class ModuleHooks:
             probes: what looks at it.
         """
         self._modules.append(weakref.ref(watched.module))
-        self._probes.append(_fitting(watched.module, probes))
+        self._probes.append(tuple(probes))
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module)
 
@@ -93,13 +100,17 @@ class ModuleHooks:
                 self._attach_to(site, module)
 
     def _attach_to(self, site: int, module: nn.Module) -> None:
+        taps = {probe.tap for probe in self._probes[site]}
         try:
+            if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
+                handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
+                self._handles.callback(handle.remove)
             handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
         except (RuntimeError, AttributeError) as error:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
             return
         self._handles.callback(handle.remove)
-        if any(probe.tap is Tap.INPUT for probe in self._probes[site]):
+        if taps & {Tap.INPUT, Tap.ATTENTION, Tap.JACOBIAN}:
             handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
             self._handles.callback(handle.remove)
 
@@ -107,6 +118,8 @@ class ModuleHooks:
         """Give every handle back."""
         self._handles.close()
         self._on_leaves.close()
+        self.jacobians.begin()
+        self._attention.reset()
         self.attached = False
 
     @contained
@@ -142,19 +155,27 @@ class ModuleHooks:
         tracked = any(tensor.requires_grad for _, tensor in leaves)
         waiting = self._inputs.get(site)  # several where a module calls itself
         call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=waiting.pop() if waiting else {})
+        call.attention = self._attention.found.pop(site, [])
         step.add(call)
         return call
 
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
-        """Measure the input before the module can change it in place."""
+        """Measure the input before the module can change it in place, and look out for attention inside."""
         if in_backward() or not self._looks():
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
-        leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT) else []
-        if leaves:
+        leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT, Tap.JACOBIAN) else []
+        if self._due(site, Tap.JACOBIAN):
+            self.jacobians.enter(site, [tensor for _, tensor in leaves])
+        if leaves and self._due(site, Tap.INPUT):
             inputs = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
             self._inputs.setdefault(site, []).append(inputs)
+        if self._due(site, Tap.ATTENTION) and self._modules[site]() is module:
+            self._attention.open(OpenModule(site, module, board))
+
+    def _show_attention(self, inside: OpenModule, scores: Tensor) -> None:
+        inside.seen.append(self._observe(inside.site, Tap.ATTENTION, (scores,), inside.module, inside.board))
 
     def _looks(self) -> bool:
         """Whether this forward is one to record."""
@@ -167,15 +188,18 @@ class ModuleHooks:
     def _hook_gradients(
         self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module, board: Board
     ) -> None:
-        if not self._due(call.site, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT):
+        if not self._due(call.site, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN):
             return
         kept = KeptInput.first_of(inputs) if self._due(call.site, Tap.INPUT_AND_GRADIENT) else None
+        measured = self._due(call.site, Tap.JACOBIAN)
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
-                target = _hookable(tensor, inputs)
+                target = hookable(tensor, inputs)
                 shape = None if target is tensor else (tensor.shape, tensor.stride())
-                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape)
+                span = self.jacobians.leave(call.site, module, tensor, target) if measured else None
+                measured = False
+                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape, span)
                 handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
                 if target.is_leaf:  # a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
@@ -188,9 +212,29 @@ class ModuleHooks:
         slots = self._observe(hook.site, Tap.OUTPUT_GRADIENT, (gradient,), module, hook.board)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
+        if hook.span is not None:
+            slots |= self._measure_jacobian(hook.site, hook.span, module, hook.board)
         hook.events.append(slots)
         hook.board.reached = True
         self.seconds += time.perf_counter() - start
+
+    def _measure_jacobian(self, site: int, span: Span, module: nn.Module, board: Board) -> TermSlots:
+        due = [p for p in self._probes[site] if isinstance(p, JacobianProbe) and self.every(p)]
+        passage = self.jacobians.passage(site, span) if due else None
+        slots: TermSlots = {}
+        if passage is None:
+            return slots
+        for probe in due:
+            try:
+                with torch.no_grad():
+                    view = probe.measures(passage, module)
+                    if view is not None:
+                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+            except NotLinearisableError as error:
+                self.jacobians.refuse(site, str(error))
+            except Exception as error:
+                warn_once(self, error, probe.name)
+        return slots
 
     def _observe(self, site: int, tap: Tap, tensors: Tensors, module: nn.Module, board: Board) -> TermSlots:
         slots: TermSlots = {}
@@ -236,6 +280,8 @@ class GradientHook:
     kept: KeptInput | None = None
     layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     """Size and strides of the output, where the hook sits on the tensor that the output is a view of."""
+    span: Span | None = None
+    """Of the call, where its Jacobian is due."""
 
     def __call__(self, gradient: Tensor) -> None:
         """Measure the gradient; returning None leaves it as it is."""
@@ -271,7 +317,7 @@ class ForwardHook:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InputHook:
-    """The hook before one module, where a probe looks at inputs. Copies like `ForwardHook`."""
+    """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
 
     owner: ModuleHooks
     site: int
@@ -283,26 +329,6 @@ class InputHook:
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
-
-
-NO_OP = (getattr, (nullcontext(), "__exit__"))  # takes anything, returns None, unpickles without keelscope
-
-
-def _hookable(tensor: Tensor, inputs: object) -> Tensor:
-    """The tensor on which a gradient hook stays in the graph."""
-    # A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires
-    # the graph past a hook set on the view, but not past one set on the base, which has the same entries.
-    base = tensor._base
-    if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
-        return tensor
-    if not base.is_contiguous():
-        return tensor
-    sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
-    return tensor if id(base) in sources or not base.requires_grad else base
-
-
-def _fitting(module: nn.Module, probes: Sequence[Probe]) -> tuple[Probe, ...]:
-    return tuple(probe for probe in probes if probe.tap.of_module and probe.fits(module))
 
 
 def _is_tracing() -> bool:

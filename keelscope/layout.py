@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import datetime as dt
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +16,24 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from keelscope.probe import Axis, Probe, Tap, group_of
-from keelscope.sites import SitePlan
-from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site
+from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
+from keelscope.sites import SitePlan, WatchedModule
+from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
 
-__all__ = ["AxisOrder", "by_group", "draw_layout"]
+__all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
 
 _FOUND = frozenset({Axis.SUBLAYER, Axis.GATE})
 """Axes that are no part of the module tree."""
 _SCALE = "as backward produced it; divided by the loss scale when a GradScaler of the watched optimizer is in use"
 _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.OUTPUT_GRADIENT: {"scale": _SCALE, "merge": "over calls and micro-batches"},
+    Tap.JACOBIAN: {"merge": "over calls and micro-batches", "when": "during the backward pass, on its own graph"},
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
     Tap.GATE: {"when": "before the optimizer step"},
     Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
+    Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
@@ -43,11 +46,19 @@ class AxisOrder:
         plan: the sites in registration order.
         ran: indices into ``plan.modules``, in the order of their first call.
         found: length of the axes that are no part of the plan.
+        attending: indices of the modules that attention was seen in, the only sites of `Tap.ATTENTION`.
     """
 
-    def __init__(self, plan: SitePlan, ran: Sequence[int], found: Mapping[Axis, int] | None = None) -> None:
+    def __init__(
+        self,
+        plan: SitePlan,
+        ran: Sequence[int],
+        found: Mapping[Axis, int] | None = None,
+        attending: Container[int] = (),
+    ) -> None:
         self.found = found or {}
         seen = list(dict.fromkeys(ran))
+        self._attending = attending
         self.modules: NDArray[np.intp] = _completed(seen, len(plan.modules))
         rank = {id(plan.modules[i].module): place for place, i in enumerate(seen)}
         last = len(seen)
@@ -62,10 +73,15 @@ class AxisOrder:
         if probes[0].tap.axis in _FOUND:
             return np.arange(self.found.get(probes[0].tap.axis, 0))
         if probes[0].tap.of_module:
-            fitting = [any(probe.fits(watched.module) for probe in probes) for watched in plan.modules]
+            modules = enumerate(plan.modules)
+            fitting = [any(self._shows(probe, watched, i) for probe in probes) for i, watched in modules]
             return _kept(self.modules, fitting)
         fitting = [any(probe.fits(watched.owner) for probe in probes) for watched in plan.parameters]
         return _kept(self.parameters, fitting)
+
+    def _shows(self, probe: Probe, watched: WatchedModule, place: int) -> bool:
+        fits = fits_site(probe, watched.module, watched.site.role)
+        return fits and (probe.tap is not Tap.ATTENTION or place in self._attending)
 
 
 def _kept(order: NDArray[np.intp], fitting: list[bool]) -> NDArray[np.intp]:
@@ -126,6 +142,25 @@ def draw_layout(
     return RunLayout(
         info, tuple(_group(name, several, _sites(plan, found, several, axes[name])) for name, several in groups)
     )
+
+
+def trimmed(layout: RunLayout, extents: Mapping[str, Mapping[str, int]]) -> RunLayout:
+    """A layout whose axes are as long as the first row said, see `Statistic.extent`.
+
+    Args:
+        layout: the layout.
+        extents: group -> axis -> length.
+
+    Returns:
+        The same with fewer coordinates.
+    """
+
+    def cut(spec: StatisticSpec, lengths: Mapping[str, int]) -> StatisticSpec:
+        return replace(spec, coords={dim: spec.coords[dim][: lengths.get(dim)] for dim in spec.dims})
+
+    groups = [(group, extents.get(group.name, {})) for group in layout.groups]
+    cuts = [replace(group, statistics=tuple(cut(s, lengths) for s in group.statistics)) for group, lengths in groups]
+    return replace(layout, groups=tuple(cuts))
 
 
 def _storable(seed: int) -> int:

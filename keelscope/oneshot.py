@@ -7,6 +7,7 @@ The model is left as it was: parameters, gradients, buffers, random state and mo
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +93,22 @@ def record_once(model: nn.Module, batch: object, loss_fn: LossFunction | None = 
         raise NothingToObserveError(
             f"no parameter of {type(model).__name__} requires a gradient; set requires_grad_(True) on those to observe."
         )
-    with untouched(model):
-        with watch(model, **{"probes": ("default", "sublayers"), **options}) as session:
+    options = {"probes": ("default", "sublayers"), **options}
+    with untouched(model), _attention_for(options["probes"]):
+        with watch(model, **options) as session:
             loss = loss_of(model, batch, loss_fn)
             session.log(loss=loss)
             backward(loss)
             session.step()
         return session.run
+
+
+def _attention_for(probes: Any) -> AbstractContextManager[None]:
+    """Attention with a second derivative, which fused kernels lack, where a probe takes one."""
+    from keelscope.probe import resolve_probes
+
+    if not any(getattr(probe, "forward_products", False) for probe in resolve_probes(probes)):
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)

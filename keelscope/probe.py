@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
@@ -17,9 +17,21 @@ from torch import Tensor, nn
 
 from keelscope import plugins
 from keelscope.errors import ProbeError, UnknownNameError
+from keelscope.jacobian.passage import Passage
 from keelscope.statistics import Statistic
 
-__all__ = ["DEFAULT_PROBES", "Axis", "Probe", "Tap", "TensorProbe", "available_probes", "group_of", "resolve_probes"]
+__all__ = [
+    "DEFAULT_PROBES",
+    "Axis",
+    "JacobianProbe",
+    "Probe",
+    "Tap",
+    "TensorProbe",
+    "available_probes",
+    "fits_site",
+    "group_of",
+    "resolve_probes",
+]
 
 DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
 
@@ -49,6 +61,13 @@ class Tap(Enum):
     INPUT_AND_GRADIENT = "input_and_gradient"
     """A module's first floating input and the gradient of its first floating output, when the gradient arrives: two
     tensors. Left out if the input was changed in place since the forward."""
+    JACOBIAN = "jacobian"
+    """The Jacobian of a stack's entry on the live graph, from its first input that requires a gradient to its first
+    output that does, when the gradient arrives: shown to a `JacobianProbe`."""
+    ATTENTION = "attention"
+    """The scores of each attention inside a module, before the softmax, taken where they are computed: float32
+    ``[batch, head, query, key]`` of up to 64 evenly spaced queries, masked keys at -inf or far below the others. The
+    module is the innermost watched one around the attention."""
     PARAMETER = "parameter"
     """A parameter, before the optimizer changes it."""
     PARAMETER_GRADIENT = "parameter_gradient"
@@ -85,12 +104,19 @@ class Tap(Enum):
         """Whether what it shows grows with the loss, so that a loss scale is taken out."""
         return self in _OF_GRADIENT
 
+    @property
+    def in_backward(self) -> bool:
+        """Whether it waits for the backward pass of a module."""
+        return self in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN}
+
 
 _AXES = {
     Tap.INPUT: Axis.MODULE,
     Tap.OUTPUT: Axis.MODULE,
     Tap.OUTPUT_GRADIENT: Axis.MODULE,
     Tap.INPUT_AND_GRADIENT: Axis.MODULE,
+    Tap.JACOBIAN: Axis.MODULE,
+    Tap.ATTENTION: Axis.MODULE,
     Tap.PARAMETER: Axis.PARAMETER,
     Tap.PARAMETER_GRADIENT: Axis.PARAMETER,
     Tap.UPDATE: Axis.PARAMETER,
@@ -99,13 +125,7 @@ _AXES = {
     Tap.GATE: Axis.GATE,
     Tap.GATE_GRADIENT: Axis.GATE,
 }
-_OF_GRADIENT = {
-    Tap.OUTPUT_GRADIENT,
-    Tap.INPUT_AND_GRADIENT,
-    Tap.PARAMETER_GRADIENT,
-    Tap.RESIDUAL_GRADIENTS,
-    Tap.GATE_GRADIENT,
-}
+_OF_GRADIENT = frozenset(tap for tap in Tap if "gradient" in tap.value)
 
 
 @runtime_checkable
@@ -190,6 +210,33 @@ class TensorProbe:
         return self.views(tensors, owner)
 
 
+@dataclass(frozen=True, slots=True)
+class JacobianProbe:
+    """A probe of the Jacobians of stack entries, given by its parts."""
+
+    name: str
+    measures: Callable[[Passage, nn.Module], Tensors | None]
+    """The Jacobian at one call -> the tensors handed to the terms. Runs inside the hook, under the rules of `view`;
+    random numbers come from the passage's own generator."""
+    statistics: tuple[Statistic, ...]
+    optional: tuple[Statistic, ...] = ()
+    version: int = 1
+    every: int = 1
+    group: str = ""
+    chooses: Callable[[nn.Module], bool] = _every_module
+    forward_products: bool = False
+    """Whether it multiplies with J and not only with J': that takes operations with a second derivative."""
+    tap: Tap = field(default=Tap.JACOBIAN, init=False)
+
+    def fits(self, owner: nn.Module) -> bool:
+        """Whether `chooses` takes the module."""
+        return self.chooses(owner)
+
+    def view(self, tensors: Tensors, owner: nn.Module) -> Tensors | None:  # noqa: ARG002 - part of the contract
+        """Nothing: it measures a Jacobian, no tensors."""
+        return None
+
+
 def available_probes() -> dict[str, Probe]:
     """Every installed probe by name, built-in ones first.
 
@@ -233,6 +280,11 @@ def group_of(probe: Probe) -> str:
     return probe.group or probe.name
 
 
+def fits_site(probe: Probe, module: nn.Module, role: str) -> bool:
+    """Whether a probe observes a module that stands at a site of this role."""
+    return probe.tap.of_module and (probe.tap is not Tap.JACOBIAN or role == "layer") and probe.fits(module)
+
+
 def _check_groups(probes: Iterable[Probe]) -> None:
     owners: dict[tuple[str, str], str] = {}
     axes: dict[str, Probe] = {}
@@ -264,6 +316,8 @@ def _resolve(item: str | Probe, installed: dict[str, Probe]) -> list[Probe]:
             f"{item!r} is not a probe: expected name, group, version, tap, statistics, optional, every, fits() and "
             "view(); keelscope.testing.check_probe says what is missing."
         )
+    if item.tap is Tap.JACOBIAN and not isinstance(item, JacobianProbe):
+        raise ProbeError(f"probe {item.name!r} has the tap JACOBIAN; only a JacobianProbe is shown Jacobians.")
     return [item]
 
 
@@ -289,6 +343,6 @@ def _named(item: str, installed: dict[str, Probe]) -> list[Probe]:
 def _extended(probe: Probe, extras: list[str]) -> Probe:
     """The probe with those of its optional statistics that were asked for."""
     more = tuple(statistic for statistic in probe.optional if statistic.name in extras)
-    if more and isinstance(probe, TensorProbe):
+    if more and isinstance(probe, TensorProbe | JacobianProbe):
         return replace(probe, statistics=(*probe.statistics, *more))
     return probe

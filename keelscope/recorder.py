@@ -25,7 +25,7 @@ from keelscope.containment import warn_once
 from keelscope.coverage import Seen, coverage_table
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder, by_group, draw_layout
+from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of
@@ -37,6 +37,7 @@ from keelscope.rows import (
     module_observations,
     parameter_calls,
     parameter_observations,
+    probe_extents,
     probe_values,
     total_norm,
 )
@@ -93,6 +94,8 @@ class Recorder:
         """Forwards without gradient after the open row was complete: they belong to the next."""
         self.axes: dict[str, NDArray[np.intp]] = {}
         """Group -> registration indices along its site axis, known after the first row."""
+        self.extents: dict[str, dict[str, int]] = {}
+        """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
@@ -127,9 +130,8 @@ class Recorder:
         self.gates.begin()
         if self._compiled and not self.modules.attached:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-        self.modules.attach()
-        self.gates.modules.attach()
-        self.parameters.attach()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.attach()
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
@@ -138,9 +140,8 @@ class Recorder:
         self.look.stop()
         self.residuals.end()
         self.gates.end()
-        self.modules.detach()
-        self.gates.modules.detach()
-        self.parameters.detach()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.detach()
         self._stance.close()
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -188,7 +189,8 @@ class Recorder:
     def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
         """The site axis of every group that has sites; probes of the others are let go of."""
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
-        order = AxisOrder(self.plan, [call.site for call in step.calls], found)
+        attending = {call.site for call in step.calls if call.attention}
+        order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
         empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
@@ -214,10 +216,11 @@ class Recorder:
         taps = {probe.tap for probe in self.probes}
         seen = Seen(
             self._called,
-            self._with_gradient if taps & {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT} else None,
+            self._with_gradient if any(tap.in_backward for tap in taps) else None,
             self._parameters_seen if Tap.PARAMETER_GRADIENT in taps else None,
             lost,
             backward=bool(self._with_gradient or self._parameters_seen),
+            partly={id(self.plan.modules[i].module): why for i, why in self.modules.jacobians.refused.items()},
         )
         return coverage_table(self.plan, seen)
 
@@ -254,10 +257,10 @@ class Recorder:
         self.refresh_labels(model)
         found = self._found_sites()
         layout = draw_layout(model, self.plan, self.probes, self.axes, found, title=title, config=config)
+        layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
-        groups = tuple(self.gates.completed(group) for group in layout.groups)
-        return replace(layout, info=info, groups=groups, coverage=self.coverage())
+        return replace(layout, info=info, coverage=self.coverage())
 
     def scalars(self, row: RowValues, optimizers: Sequence[Optimizer]) -> dict[str, float]:
         """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
@@ -311,8 +314,12 @@ class Recorder:
             observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
         else:
             observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
+        lengths = self.extents.setdefault(group_of(probe), {})
+        if not self._recorded:
+            for dim, length in probe_extents(probe, observations, fetched).items():
+                lengths[dim] = max(length, lengths.get(dim, 1))
         scale = factor if probe.tap.of_gradient else 1.0
-        return probe_values(probe, observations, fetched, sites, factor=scale)
+        return probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
 
     def _keep(self, step: StepRecord, fetched: Fetched) -> None:
         modules, parameters = self.plan.modules, self.plan.parameters

@@ -24,6 +24,7 @@ __all__ = [
     "module_calls",
     "module_observations",
     "parameter_observations",
+    "probe_extents",
     "probe_values",
     "total_norm",
 ]
@@ -66,16 +67,18 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         calls = [call for call in calls if call.differentiable]
     found: dict[int, list[TermSlots]] = {}
     for call in calls:
-        backward = tap in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT}
-        events = call.first_gradient() if backward else [_slots(tap, call)]
-        kept = [slots for slots in events if slots]
+        kept = [slots for slots in _events(tap, call) if slots]
         if kept:
             found.setdefault(call.site, []).extend(kept)
     return found
 
 
-def _slots(tap: Tap, call: CallRecord) -> TermSlots:
-    return call.inputs if tap is Tap.INPUT else call.outputs
+def _events(tap: Tap, call: CallRecord) -> list[TermSlots]:
+    if tap.in_backward:
+        return call.first_gradient()
+    if tap is Tap.ATTENTION:
+        return call.attention
+    return [call.inputs if tap is Tap.INPUT else call.outputs]
 
 
 def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> Observations:
@@ -99,7 +102,13 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
 
 
 def probe_values(
-    probe: Probe, observations: Observations, fetched: Fetched, sites: int, *, factor: float = 1.0
+    probe: Probe,
+    observations: Observations,
+    fetched: Fetched,
+    sites: int,
+    *,
+    factor: float = 1.0,
+    extents: Mapping[str, int] | None = None,
 ) -> tuple[Values, NDArray[np.bool_]]:
     """Every statistic of a probe over the whole site axis.
 
@@ -109,6 +118,7 @@ def probe_values(
         fetched: terms of the step.
         sites: length of the site axis.
         factor: what the tensors are multiplied by, to take a loss scale out of gradients.
+        extents: axis -> how many of its coordinates are kept, see `probe_extents`.
 
     Returns:
         Statistic name -> ``[site, ...]``, NaN where a site was not observed; and ``[site]``, whether it was.
@@ -117,7 +127,28 @@ def probe_values(
     observed = np.zeros(sites, dtype=np.bool_)
     for found in merged.values():
         observed[found.sites] = True
-    return {s.name: _spread(s, merged[s.terms], sites, factor) for s in probe.statistics}, observed
+    kept = {s.name: (slice(None), *(slice((extents or {}).get(dim)) for dim in s.dims)) for s in probe.statistics}
+    return {s.name: _spread(s, merged[s.terms], sites, factor)[kept[s.name]] for s in probe.statistics}, observed
+
+
+def probe_extents(probe: Probe, observations: Observations, fetched: Fetched) -> dict[str, int]:
+    """How many coordinates the axes have whose length only the model knows.
+
+    Args:
+        probe: the probe.
+        observations: what its tap saw.
+        fetched: terms of the step.
+
+    Returns:
+        Axis -> number, the largest over sites, at least 1.
+    """
+    found: dict[str, int] = {}
+    for statistic in probe.statistics:
+        if statistic.extent is not None:
+            terms = statistic.terms
+            counts = statistic.extent(terms.named(_merged(probe, terms, observations, fetched).union))
+            found[statistic.dims[0]] = max(1, int(counts.max(initial=0)))
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,9 @@ class Statistic:
     coords: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     mergeable: bool = True
     """False: taken from the first observation of a step only, and the run says so."""
+    extent: Callable[[Columns], NDArray[np.int64]] | None = None
+    """Optional, for the one axis in `dims` where only the model knows how many coordinates there are (heads): named
+    columns ``[...]`` -> their number. A run keeps as many as the first recorded row has."""
 
     def value(self, *tensors: Tensor) -> float:
         """The statistic of one observation, for a scalar statistic."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from keelscope.containment import contained
-from keelscope.hooks import NO_OP, in_backward
+from keelscope.containment import NO_OP, contained
+from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo

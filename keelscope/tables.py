@@ -13,20 +13,32 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from keelscope.formatting import number
+from keelscope.formatting import decades, number
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.finding import Finding
     from keelscope.diagnosis.layers import Layer
     from keelscope.diagnosis.record import Diagnosis
 
-__all__ = ["COLUMNS", "FOLD_ABOVE", "Column", "Gap", "as_csv", "as_html", "as_markdown", "fold", "path_of"]
+__all__ = [
+    "COLUMNS",
+    "FOLD_ABOVE",
+    "Column",
+    "Gap",
+    "as_csv",
+    "as_html",
+    "as_markdown",
+    "columns_of",
+    "fold",
+    "path_of",
+]
 
 FOLD_ABOVE = 40
 """Rows of one stack above which it is folded."""
 
 _ENDS = 3  # rows kept at either end of a folded stack
 _INNER = (0.25, 0.5, 0.75)
+_ROUNDING = 1e-6  # decades
 _NAMED = 4  # sites of one finding that stay visible
 
 
@@ -49,6 +61,8 @@ class Column:
     title: str
     text: Callable[[Layer], str]
     numeric: bool = True
+    optional: bool = False
+    """Left out of a report in which no layer has it."""
 
 
 def path_of(layer: Layer) -> str:
@@ -64,18 +78,48 @@ def _shared(layer: Layer, value: float | None) -> str:
     return "tied" if value is None and layer.tied_to else number(value)
 
 
+def _change(value: float | None) -> str:
+    """Decades with three digits after the point; what is only rounding is 0."""
+    if value is None or not _ROUNDING < abs(value) < math.inf:
+        return decades(value if value is None or abs(value) > _ROUNDING else 0.0)
+    return f"{value:+.3f}"
+
+
 COLUMNS = (
     Column("depth", "depth", _depth),
     Column("path", "layer", path_of, numeric=False),
     Column("kind", "type", lambda layer: layer.kind, numeric=False),
-    Column("output_variance", "output variance", lambda layer: number(layer.output_variance)),
+    Column("output_variance", "output variance", lambda layer: number(layer.output_variance), optional=True),
     Column("gradient_rms", "gradient RMS", lambda layer: number(layer.gradient_rms)),
-    Column("late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient)),
-    Column("ratio", "ratio to next", lambda layer: number(layer.ratio)),
-    Column("parameter_gradient_norm", "param grad norm", lambda layer: _shared(layer, layer.parameter_gradient_norm)),
-    Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm)),
+    Column(
+        "late_token_gradient", "late-token gradient", lambda layer: number(layer.late_token_gradient), optional=True
+    ),
+    Column("ratio", "ratio to next", lambda layer: number(layer.ratio), optional=True),
+    Column("norm_gain", "norm gain", lambda layer: number(layer.norm_gain), optional=True),
+    Column("shortcut_gain", "shortcut gain (decades)", lambda layer: _change(layer.shortcut_gain), optional=True),
+    Column("branch_gain", "branch gain v", lambda layer: number(layer.branch_gain), optional=True),
+    Column("gate", "gate", lambda layer: number(layer.gate), optional=True),
+    Column(
+        "parameter_gradient_norm",
+        "param grad norm",
+        lambda layer: _shared(layer, layer.parameter_gradient_norm),
+        optional=True,
+    ),
+    Column("weight_norm", "weight norm", lambda layer: _shared(layer, layer.weight_norm), optional=True),
 )
 """The columns in order."""
+
+
+def columns_of(layers: Sequence[Layer]) -> list[Column]:
+    """The columns that a table of these layers shows.
+
+    Args:
+        layers: all rows.
+
+    Returns:
+        Every column, but the optional ones only where some layer has a value.
+    """
+    return [c for c in COLUMNS if not c.optional or any(getattr(layer, c.name) is not None for layer in layers)]
 
 
 def fold(layers: Sequence[Layer], findings: Iterable[Finding] = (), *, above: int = FOLD_ABOVE) -> list[Layer | Gap]:
@@ -127,17 +171,19 @@ def as_markdown(report: Diagnosis, *, unfold: bool = False) -> str:
         Text that ends with a newline.
     """
     lines = [f"## {_cell(report.title)}: {report.headline}", "", report.sentence, ""]
+    lines += [report.explanation, ""] if report.explanation else []
     if report.findings:
         lines += ["| severity | rule | finding | remedy |", "|---|---|---|---|"]
         lines += [
             f"| {f.severity.label} | {f.rule} | {_cell(f.statement)} | {_cell(f.remedy)} |" for f in report.findings
         ]
         lines.append("")
-    lines.append(f"| {' | '.join(column.title for column in COLUMNS)} |")
-    lines.append(f"|{'|'.join('---:' if column.numeric else '---' for column in COLUMNS)}|")
+    columns = columns_of(report.layers)
+    lines.append(f"| {' | '.join(column.title for column in columns)} |")
+    lines.append(f"|{'|'.join('---:' if column.numeric else '---' for column in columns)}|")
     for row in report.layers if unfold else fold(report.layers, report.findings):
-        cells = ["", str(row)] if isinstance(row, Gap) else [_cell(column.text(row)) for column in COLUMNS]
-        lines.append(f"| {' | '.join(cells + [''] * (len(COLUMNS) - len(cells)))} |")
+        cells = ["", str(row)] if isinstance(row, Gap) else [_cell(column.text(row)) for column in columns]
+        lines.append(f"| {' | '.join(cells + [''] * (len(columns) - len(cells)))} |")
     return "\n".join([*lines, "", *(f"- {note}" for note in report.notes), ""])
 
 
@@ -179,21 +225,23 @@ def as_html(report: Diagnosis) -> str:
         A ``<div>``.
     """
     parts = [f"<p><b>{escape(report.title)}: {report.headline}</b><br>{escape(report.sentence)}</p>"]
+    parts += [f"<p>{escape(report.explanation)}</p>"] if report.explanation else []
     if report.findings:
         items = (f"<li><b>{f.severity.label} {f.rule}</b>: {escape(f.statement)}</li>" for f in report.findings)
         parts.append(f"<ul>{''.join(items)}</ul>")
-    head = "".join(f"<th>{column.title}</th>" for column in COLUMNS)
-    body = "".join(_html_row(row) for row in fold(report.layers, report.findings))
+    columns = columns_of(report.layers)
+    head = "".join(f"<th>{column.title}</th>" for column in columns)
+    body = "".join(_html_row(row, columns) for row in fold(report.layers, report.findings))
     parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
     parts.append(f"<p><small>{escape(' '.join(report.notes))}</small></p>")
     return f"<div>{''.join(parts)}</div>"
 
 
-def _html_row(row: Layer | Gap) -> str:
+def _html_row(row: Layer | Gap, columns: Sequence[Column]) -> str:
     if isinstance(row, Gap):
-        return f'<tr><td></td><td colspan="{len(COLUMNS) - 1}" style="text-align:left"><i>{row}</i></td></tr>'
+        return f'<tr><td></td><td colspan="{len(columns) - 1}" style="text-align:left"><i>{row}</i></td></tr>'
     cells = (
         f'<td style="text-align:{"right" if column.numeric else "left"}">{escape(column.text(row))}</td>'
-        for column in COLUMNS
+        for column in columns
     )
     return f"<tr>{''.join(cells)}</tr>"

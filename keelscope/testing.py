@@ -55,9 +55,11 @@ def check_probe(probe: object, *, module: nn.Module | None = None, inputs: tuple
     _check_layout(sound)
     examples = [(module, inputs)] if module is not None else _examples()
     fitting = [trials.Trial(sound, owner, args) for owner, args in examples if _fits(sound, owner)]
+    fitting = [trial for trial in fitting if sound.tap is not Tap.ATTENTION or trial.attention()]
     if not fitting:
         tried = ", ".join(type(owner).__name__ for owner, _ in examples)
-        trials.fail(sound, f"fits none of {tried}; give a module that it fits, with module= and inputs=")
+        missing = "sees no attention in any of" if sound.tap is Tap.ATTENTION else "fits none of"
+        trials.fail(sound, f"{missing} {tried}; give a module that it fits, with module= and inputs=")
     for trial in fitting[:_ENOUGH]:
         trials.check_view(trial)
         trials.check_device(trial)
@@ -98,6 +100,8 @@ def _check_declaration(probe: Probe, statistic: object) -> None:
         trials.fail(
             probe, f"the terms {terms.name!r} have {len(terms.degrees)} degrees for {len(terms.columns)} columns"
         )
+    if statistic.extent is not None and len(statistic.dims) != 1:
+        trials.fail(probe, f"statistic {statistic.name!r} has an extent, so it needs one axis, not {statistic.dims}")
     if not statistic.unit or not statistic.doc:
         trials.fail(
             probe, f'statistic {statistic.name!r} needs a unit ("1" for a pure number) and a doc of one sentence'

@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from keelscope.attention import scores_seen
 from keelscope.errors import ProbeError, RecordingWarning
+from keelscope.jacobian.linearised import Entry
+from keelscope.jacobian.passage import Memory, Span
 from keelscope.leaves import floating_leaves
-from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
+from keelscope.probe import Axis, JacobianProbe, Probe, Tap, TensorProbe, group_of
 from keelscope.session import watch
 from keelscope.statistics import Statistic, Terms
 from keelscope.store.reader import Run
@@ -81,10 +84,22 @@ class Trial:
 
     def view(self, tensors: Tensors) -> Tensors | None:
         """What the probe picks of them."""
-        view = attempt(self.probe, f"view() raises {self.place}:", lambda: self.probe.view(tensors, self.owner))
+        view = attempt(self.probe, f"view() raises {self.place}:", lambda: self._shown(tensors))
         if view is not None and not (isinstance(view, tuple) and all(isinstance(entry, Tensor) for entry in view)):
             fail(self.probe, f"view() gives {type(view).__name__} {self.place}, expected a tuple of tensors or None")
         return view
+
+    def _shown(self, tensors: Tensors) -> Tensors | None:
+        if not isinstance(self.probe, JacobianProbe):
+            return self.probe.view(tensors, self.owner)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            x = tensors[0].float().requires_grad_()
+            entry = Entry.of(x)
+            output = floating_leaves(copy.deepcopy(self.owner).eval()(x))[0][1]
+        assert output.grad_fn is not None
+        passage = Span(entry, output.output_nr, (0, 0)).passage(Memory(), output.grad_fn)
+        with torch.no_grad():
+            return self.probe.measures(passage, self.owner)
 
     def terms(self, terms: Terms, view: Tensors) -> Array:
         """The terms of one observation, ``[column]``."""
@@ -100,6 +115,11 @@ class Trial:
         assert isinstance(values, Tensor)
         return values.numpy()
 
+    def attention(self) -> list[tuple[int, ...]]:
+        """Shapes of the attention scores inside the module."""
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return [tuple(scores.shape) for scores in scores_seen(copy.deepcopy(self.owner), self.inputs)]
+
     def _shapes(self) -> list[tuple[int, ...]]:
         tap = self.probe.tap
         if tap.axis is Axis.SUBLAYER:
@@ -111,11 +131,13 @@ class Trial:
             first = tuple(next(self.owner.parameters()).shape)
             return [first, first] if tap is Tap.UPDATE else [first]
         given = [tuple(leaf.shape) for _, leaf in floating_leaves(self.inputs)]
+        if tap is Tap.ATTENTION:
+            return [self.attention()[0]]
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             made = [tuple(leaf.shape) for _, leaf in floating_leaves(copy.deepcopy(self.owner)(*self.inputs))]
         if tap is Tap.INPUT_AND_GRADIENT:
             return [(given or made)[0], made[0]]
-        return [(given or made)[0] if tap is Tap.INPUT else made[0]]
+        return [(given or made)[0] if tap in {Tap.INPUT, Tap.JACOBIAN} else made[0]]
 
 
 def check_view(trial: Trial) -> None:
@@ -267,13 +289,16 @@ def check_recording(trial: Trial) -> None:
     assert run is not None
     found = [run.get(f"{group_of(trial.probe)}/{statistic.name}") for statistic in trial.statistics]
     view = trial.view(trial.tensors())
-    if view is not None and not any(series is not None and np.isfinite(series.values).any() for series in found):
+    seen = any(series is not None and np.isfinite(series.values).any() for series in found)
+    if view is not None and not seen and trial.probe.tap is not Tap.JACOBIAN:  # the model here has no stack
         fail(trial.probe, f"records nothing {trial.place}, although it fits and its view gives tensors")
 
 
 def _in_full(probe: Probe) -> Probe:
     """The probe with what is optional, where that can be asked for."""
-    return replace(probe, statistics=(*probe.statistics, *probe.optional)) if isinstance(probe, TensorProbe) else probe
+    if isinstance(probe, TensorProbe | JacobianProbe):
+        return replace(probe, statistics=(*probe.statistics, *probe.optional))
+    return probe
 
 
 def _trained(trial: Trial, *, watched: bool) -> tuple[list[object], Run | None]:

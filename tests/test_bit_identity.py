@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import keelscope as ks
 from keelscope.probe import available_probes
 
+pytestmark = pytest.mark.filterwarnings("ignore:A Jacobian is not recorded:keelscope.errors.CoverageWarning")
 STEPS = 20
 Loss = Callable[[nn.Module, int], Tensor]
 

@@ -13,7 +13,14 @@ from keelscope.board import Board
 from keelscope.calls import CallRecord, ParameterRecord, terms_of
 from keelscope.errors import ProbeError
 from keelscope.probe import Tap, TensorProbe
-from keelscope.rows import module_calls, module_observations, parameter_calls, parameter_observations, probe_values
+from keelscope.rows import (
+    module_calls,
+    module_observations,
+    parameter_calls,
+    parameter_observations,
+    probe_extents,
+    probe_values,
+)
 from keelscope.statistics import MAX_ABS, MEAN, MOMENTS, NORM, RMS, SQUARES, Statistic, additive
 
 PROBE = TensorProbe("p", Tap.OUTPUT, (MEAN, NORM, MAX_ABS))
@@ -165,3 +172,31 @@ class TestBoard:
         weight = torch.ones(3, requires_grad=True)
         slot = board.put(MOMENTS, (weight * 2,))
         assert board.fetch()[slot[:2]][slot[2]][1] == 2
+
+
+def test_attention_is_observed_as_often_as_it_happens():
+    board = Board()
+    first, second, other = (slots(board, torch.tensor([value])) for value in (1.0, 2.0, 4.0))
+    calls = [call(0, attention=[first, second], outputs=other), call(1, outputs=other), call(0, attention=[other])]
+    assert module_observations(Tap.ATTENTION, calls) == {0: [first, second, other]}
+
+
+def test_how_many_coordinates_there_are():
+    terms = additive("sides", ("low", "high"), lambda x: torch.stack([(x < 0).sum(), (x > 0).sum()]).double())
+    both = Statistic(
+        "both",
+        terms,
+        lambda t: np.stack([t["low"], t["high"]], axis=-1),
+        "1",
+        "Counts.",
+        dims=("side",),
+        coords={"side": (0.0, 1.0)},
+        extent=lambda t: np.where(t["high"] > 0, 2, 1),
+    )
+    probe = TensorProbe("p", Tap.OUTPUT, (both, MEAN))
+    board = Board()
+    low, high = (slots(board, torch.tensor([value]), probe) for value in (-1.0, 1.0))
+    fetched = board.fetch()
+    assert probe_extents(probe, {0: [low]}, fetched) == {"side": 1}
+    assert probe_extents(probe, {0: [low], 3: [low, high]}, fetched) == {"side": 2}
+    assert probe_extents(probe, {}, fetched) == {"side": 1}

@@ -161,7 +161,8 @@ REGISTERED = registered()
 
 def observation(tap: Tap, x: Tensor) -> tuple[Tensor, ...]:
     """What a probe of this tap is shown."""
-    return (x, x.flip(1)) if tap in {Tap.UPDATE, Tap.INPUT_AND_GRADIENT} else (x,)
+    several = {Tap.UPDATE: 2, Tap.INPUT_AND_GRADIENT: 2, Tap.RESIDUAL_SUM: 3, Tap.RESIDUAL_GRADIENTS: 6}
+    return tuple(x.flip(1) if i % 2 else x for i in range(several.get(tap, 1)))
 
 
 def viewed(name: str, tap: Tap, x: Tensor) -> tuple[Tensor, ...] | None:

@@ -18,6 +18,7 @@ import plotly.graph_objects as go
 
 from keelscope.errors import UnknownNameError
 from keelscope.store.series import Series
+from keelscope_dashboards.causes import extent, steps_of
 from keelscope_dashboards.levels import Kind, LayerAxis, Levels, layer_axis, levels_of
 from keelscope_dashboards.panels import Reference, panel_of
 from keelscope_dashboards.pooling import Tile, pool
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CONFIG", "axes_layout", "depth_profile", "edges_of", "heatmap", "history"]
+    from keelscope.analysis.attribution import Attribution
+
+__all__ = ["CONFIG", "axes_layout", "depth_profile", "edges_of", "heatmap", "history", "waterfall"]
 
 CONFIG: dict[str, Any] = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 """Plotly settings that every figure is shown with; nothing is ever offered for upload."""
@@ -117,6 +120,42 @@ def history(series: Series | Mapping[str, Series], *, layer: int, palette: Palet
         figure.add_trace(_line(one.steps, _finite(levels), i, name, palette))
     _power_ticks(figure, "y")
     figure.update_layout(title=f"{_title(next(iter(shown.values())))}, layer {layer}", showlegend=len(shown) > 1)
+    return figure
+
+
+def waterfall(attribution: Attribution, *, palette: Palette = LIGHT) -> go.Figure:
+    """Which cause changes the gradient by how many decades on its way from the output end to the input.
+
+    Args:
+        attribution: of one residual stream, e.g. ``report.paths.main.attribution``.
+        palette: light or dark.
+
+    Returns:
+        A figure with one trace: ``x`` are decades per cause, negative where the gradient shrinks, the total last.
+    """
+    steps = steps_of(attribution)
+    bars = go.Waterfall(
+        orientation="h",
+        x=[step.decades for step in steps],
+        y=[step.title for step in steps],
+        measure=["total" if step.is_total else "relative" for step in steps],
+        text=[f"{step.decades:+.2f}" for step in steps],
+        textposition="outside",
+        textfont={"color": palette.text},
+        decreasing={"marker": {"color": palette.anchors[1]}},
+        increasing={"marker": {"color": palette.anchors[-2]}},
+        totals={"marker": {"color": palette.muted}},
+        connector={"line": {"color": palette.axis, "width": 1}},
+        hovertemplate="%{y}<br>%{x:+.3f} decades<extra></extra>",
+        cliponaxis=False,
+    )
+    figure = go.Figure(bars, layout=axes_layout(palette, x="decades against the output end", y=""))
+    figure.update_layout(title="Why the gradient changes over the stack", showlegend=False)
+    figure.update_layout(margin={"l": 16, "r": 48, "t": 56, "b": 48}, height=140 + 44 * max(1, len(steps)))
+    low, high = extent(steps)
+    spare = 0.08 * (high - low)
+    figure.update_xaxes(range=[low - spare, high + spare], zeroline=True, zerolinecolor=palette.axis)
+    figure.update_yaxes(autorange="reversed", automargin=True, showgrid=False)
     return figure
 
 

@@ -148,6 +148,22 @@ class Evidence:
             self._medians[key] = None if series is None else median_over_steps(series.values)
         return self._medians[key]
 
+    def latest(self, key: str) -> tuple[int, NDArray[np.float64]] | None:
+        """The last row at or before the reported step, however long ago: for groups on a sparse schedule.
+
+        Args:
+            key: ``group/statistic``.
+
+        Returns:
+            Its step and values ``[site, ...]``; None if there is none.
+        """
+        found: tuple[int, NDArray[np.float64]] | None = None
+        recent = self.window(key)
+        for series in [recent] if recent is not None and len(recent) else self.blocks(key):
+            if len(series):
+                found = int(series.steps[-1]), np.asarray(series.values[-1], dtype=np.float64)
+        return found
+
     def at_step(self, key: str) -> NDArray[np.float64] | None:
         """Values at the reported step, or at the last recorded one before it that holds this group.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keelscope.diagnosis.evidence import LATE_TOKENS, OUTPUT_GRADIENT, PARAMETER_GRADIENT
+from keelscope.diagnosis.path_columns import branch_gains, gate_values, norm_gains, shortcut_gains
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
@@ -44,6 +45,15 @@ class Layer:
     """The same for the parameters themselves."""
     tied_to: str = ""
     """Path of the row that holds its parameters when they are shared and counted there."""
+    norm_gain: float | None = None
+    """Geometric mean of the Jacobian gains of its norms: of those on residual sums where it has such, else of all."""
+    shortcut_gain: float | None = None
+    """Decades (log10) that shortcuts alone put between the top of the stream and the stream entering it; below 0 the
+    shortcut loses."""
+    branch_gain: float | None = None
+    """v = ms(F) / ms(x), mean over its sub-layers."""
+    gate: float | None = None
+    """Mean effective weight of its gates and learnable residual weights."""
 
 
 def layer_rows(evidence: Evidence) -> tuple[Layer, ...]:
@@ -64,6 +74,8 @@ def layer_rows(evidence: Evidence) -> tuple[Layer, ...]:
     late = [_linear(level) for level in _module_column(evidence, rows, LATE_TOKENS)]
     ratio = _ratios(gradient)
     tied = _tied(evidence, rows)
+    norm, branch, gate = norm_gains(evidence, rows), branch_gains(evidence, rows), gate_values(evidence, rows)
+    shortcut = shortcut_gains(evidence, rows)
     return tuple(
         Layer(
             path=site.path,
@@ -78,6 +90,10 @@ def layer_rows(evidence: Evidence) -> tuple[Layer, ...]:
             parameter_gradient_norm=parameter_gradient[i],
             weight_norm=weight[i],
             tied_to=tied.get(site.path, ""),
+            norm_gain=norm[i],
+            shortcut_gain=shortcut[i],
+            branch_gain=branch[i],
+            gate=gate[i],
         )
         for i, site in enumerate(rows)
     )

@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keelscope.diagnosis.structure import forms_of
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import NamedProfile
     from keelscope.diagnosis.finding import Finding
     from keelscope.diagnosis.layers import Layer
+    from keelscope.diagnosis.paths import Paths, StreamPaths
     from keelscope.diagnosis.record import Diagnosis
 
 __all__ = ["JSON_FORMAT", "plain_values"]
@@ -57,6 +60,7 @@ def plain_values(report: Diagnosis) -> Json:
         "profiles": {key: _profile(profile, report) for key, profile in report.profiles.items()},
         "findings": [_finding(finding) for finding in report.findings],
         "layers": [_layer(layer) for layer in report.layers],
+        "paths": None if report.paths is None else _paths(report.paths, report.explanation),
         "coverage": dict(Counter(entry.status for entry in report.run.coverage)),
         "notes": list(report.notes),
     }
@@ -125,4 +129,41 @@ def _layer(layer: Layer) -> Json:
         "parameter_gradient_norm": _safe(layer.parameter_gradient_norm),
         "weight_norm": _safe(layer.weight_norm),
         "tied_to": layer.tied_to or None,
+        "norm_gain": _safe(layer.norm_gain),
+        "shortcut_gain": _safe(layer.shortcut_gain),
+        "branch_gain": _safe(layer.branch_gain),
+        "gate": _safe(layer.gate),
     }
+
+
+def _paths(paths: Paths, explanation: str) -> Json:
+    return {"step": paths.step, "explanation": explanation, "streams": [_stream(s) for s in paths.streams]}
+
+
+def _stream(stream: StreamPaths) -> Json:
+    shortcut, attribution = stream.shortcut, stream.attribution
+    predicted = shortcut.predicted[~np.isnan(shortcut.predicted)]
+    return {
+        "stream": stream.stream,
+        "sublayers": len(stream),
+        "shortcut": {
+            "lost": _safe(_known(shortcut.lost)),
+            "slope": _known(shortcut.slope),
+            "predicted": _safe(-float(predicted[0])) if predicted.size else None,
+            "mean_branch_gain": _known(shortcut.mean_branch_gain),
+            "mean_alpha": _known(shortcut.mean_alpha),
+            "missing": shortcut.missing,
+            "floored": shortcut.floored,
+        },
+        "totals": attribution.totals | {"total": _known(attribution.total)},
+        "attribution": [_sublayer(stream, i) for i in range(len(stream))],
+    }
+
+
+def _sublayer(stream: StreamPaths, i: int) -> Json:
+    """One row of the attribution table."""
+    columns = {"carried": stream.shortcut.carried, "shortcut_gain": stream.shortcut.gains}
+    columns |= {name: getattr(stream.attribution, name) for name in ("norm", "scale", "branch", "other")}
+    columns |= {name: stream.values[name] for name in ("alpha", "branch_gain", "cosine") if name in stream.values}
+    numbers = {name: _safe(_known(float(column[i]))) for name, column in columns.items()}
+    return {"path": stream.sites[i].path, "form": stream.infos[i].form, **numbers}

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from keelscope.diagnosis.evidence import Evidence, NamedProfile
+from keelscope.diagnosis.explanation import explanation
 from keelscope.diagnosis.headline import Headline, Word, decide
 from keelscope.diagnosis.layers import Layer, layer_rows
+from keelscope.diagnosis.paths import Paths, paths_of
 from keelscope.diagnosis.rules import findings_of
 from keelscope.diagnosis.structure import structure_note
 from keelscope.formatting import count, decades
@@ -44,6 +46,8 @@ class Diagnosis:
     axis: DepthAxis
     weights_step: int = -1
     """The recorded step that the weights of the layer table are from; -1 when none are recorded."""
+    paths: Paths | None = None
+    """Shortcut, branches and attribution per residual stream; None where the group ``sublayers`` is not recorded."""
 
     @classmethod
     def of(cls, run: Run, *, step: int = -1) -> Self:
@@ -70,6 +74,7 @@ class Diagnosis:
             profiles=evidence.profiles,
             axis=evidence.axis,
             weights_step=evidence.last_step("parameters/norm"),
+            paths=paths_of(evidence),
         )
 
     @property
@@ -81,6 +86,11 @@ class Diagnosis:
     def sentence(self) -> str:
         """The verdict in one sentence with its numbers."""
         return self.verdict.sentence
+
+    @property
+    def explanation(self) -> str:
+        """Why the profile is what it is: shortcut path, total gradient, largest cause; empty where it is not known."""
+        return "" if self.paths is None else explanation(self.paths)
 
     @property
     def profile(self) -> NamedProfile | None:
@@ -105,8 +115,8 @@ class Diagnosis:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
-        about = (self._about_end(), self._about_steps(), self._about_weights(), self._about_depth(), structure)
-        return (*(note for note in about if note), *remarks)
+        steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
+        return (*(note for note in (*steps, self._about_depth(), structure) if note), *remarks)
 
     def _about_end(self) -> str:
         if not self.run.stopped:
@@ -121,6 +131,11 @@ class Diagnosis:
         return (
             f"The weights column was measured at step {self.weights_step}, the last one with weights up to the table's."
         )
+
+    def _about_paths(self) -> str:
+        if self.paths is None or self.paths.step in (-1, self.step):
+            return ""
+        return f"Shortcut and branch gains were measured at step {self.paths.step}, the last one with them."
 
     def _about_steps(self) -> str:
         if not self.steps:

@@ -39,13 +39,21 @@ _HEADINGS = {
     "ratio": "ratio",
     "parameter_gradient_norm": "p. grad",
     "weight_norm": "weights",
+    "norm_gain": "norm",
+    "shortcut_gain": "shortcut",
+    "branch_gain": "branch",
+    "gate": "gate",
 }
 _FIELDS = {"gradients/late_token_level": "late_token_gradient", "parameter_gradients/norm": "parameter_gradient_norm"}
 _PRIORITY = (
     "gradient_rms",
     "depth",
+    "shortcut_gain",
+    "branch_gain",
     "late_token_gradient",
+    "norm_gain",
     "parameter_gradient_norm",
+    "gate",
     "output_variance",
     "ratio",
     "weight_norm",
@@ -85,7 +93,8 @@ def _headline(report: Diagnosis) -> RenderableType:
     facts = [info.model_class, f"{info.n_parameters:,} parameters" if info.n_parameters else ""]
     facts.append(count(len(report.run.steps), "recorded step"))
     style = WORD_STYLE[report.headline]
-    body = Text.assemble((report.headline, f"bold {style}"), "  ", report.sentence)
+    why = f"\n{report.explanation}" if report.explanation else ""
+    body = Text.assemble((report.headline, f"bold {style}"), "  ", report.sentence, why)
     subtitle = Text(", ".join(fact for fact in facts if fact), style="dim")
     return Panel(
         body, title=Text(report.title, style="bold"), subtitle=subtitle, title_align="left", subtitle_align="right",

@@ -35,7 +35,7 @@ def _squares(tensor: Tensor) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    return torch.dot(left.reshape(-1).double(), right.reshape(-1).double())
+    return torch.dot(stored(left.contiguous()).double(), stored(right.contiguous()).double())
 
 
 def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
             absorbed.sum().double(),
             moving.sum().double(),
             constant(stream.numel(), stream.device),
-            norm.sum().double(),
+            norm.sum(),
         ]
     )
 
@@ -62,7 +62,8 @@ _SUM = additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "
 
 def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    return stream, shortcut, branch, stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)))
+    flag = stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)), dtype=torch.float64)
+    return stream, shortcut, branch, flag
 
 
 def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -155,7 +155,7 @@ def test_zero_branches_of_a_live_stream_may_be_the_initialisation():
         block.forward = lambda x, block=block: x + block.gate * torch.tanh(block.inner(x) + 1.0)
     report = report_of(model, steps=1)
     assert report.headline == "flat"
-    assert {finding.severity for finding in report.findings if finding.rule == "zero_gradient"} == {Severity.INFO}
+    assert {finding.rule: finding.severity for finding in report.findings} == {"zero_grad_by_init": Severity.INFO}
 
 
 def test_a_zero_head_at_the_start_may_be_the_initialisation():

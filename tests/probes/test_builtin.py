@@ -22,6 +22,8 @@ NAMES = {
     ),
     "parameters": (Tap.PARAMETER, ["norm", "rms"]),
     "parameter_gradients": (Tap.PARAMETER_GRADIENT, ["norm", "rms"]),
+    "tokens": (Tap.OUTPUT, ["cosine_similarity", "effective_rank"]),
+    "attention": (Tap.ATTENTION, ["entropy", "entropy_share", "max_weight", "sink_mass"]),
     "updates": (Tap.UPDATE, ["norm", "ratio"]),
 }
 

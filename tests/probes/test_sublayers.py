@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 
 import keelscope as ks
 from keelscope.models import build
+from keelscope.text import Text
 from keelscope_probes.sublayers import RESIDUAL_GAINS, RESIDUAL_SUMS
 
 TOKENS = torch.randint(0, 64, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -175,3 +177,57 @@ def test_behaviour_at_1024_sublayers(scheme):
         assert alone[0] < 1e-37  # below what float32 holds: not a number to fit a line through
     else:
         assert product == pytest.approx({"keel": 0.74, "pre_ln": 1.0, "deepnorm": 0.988}[scheme], abs=0.05)
+
+
+@pytest.fixture(scope="module")
+def measured():
+    """``measured(scheme, seed, **options)``: slope of the shortcut-only gradient, and the mean of the predicted one."""
+
+    tokens, targets = Text.read(Path(__file__).parents[2] / "LICENSE").batch(0, 8, 32, seed=0)
+
+    def measure(scheme, seed, depth=64, **options):
+        model = build(scheme, depth=depth, width=64, heads=4, seed=seed, **options)
+        report = ks.report(model, tokens, lambda output, _: F.cross_entropy(output.flatten(0, 1), targets.flatten()))
+        middle = slice(depth // 10, depth - depth // 10)
+        alone = np.log10(report.run["sublayers/shortcut_only_gradient"].values[0])
+        slope = np.polyfit(np.arange(depth)[middle], alone[middle], 1)[0]
+        return slope, report.run["sublayers/predicted_slope"].values[0, middle].mean()
+
+    return measure
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+class TestAcceptance:
+    """residual-schemes 4, measured by the tool itself on real text."""
+
+    def test_post_ln_loses_what_its_branches_say(self, measured, seed):
+        slope, predicted = measured("post_ln", seed)
+        assert 0.09 < slope < 0.13
+        assert slope == pytest.approx(predicted, rel=0.05)
+
+    def test_post_ln_with_small_weights_loses_nothing(self, measured, seed):
+        slope, predicted = measured("post_ln", seed, init="normal")
+        assert abs(slope) < 1e-3
+        assert predicted < 1e-3
+
+    @pytest.mark.parametrize("scheme", ["pre_ln", "rezero"])
+    def test_plain_shortcuts_lose_nothing(self, measured, seed, scheme):
+        slope, predicted = measured(scheme, seed)
+        assert abs(slope) < 1e-9
+        assert abs(predicted) < 1e-9
+
+    @pytest.mark.parametrize("scheme", ["keel", "deepnorm"])
+    def test_scaled_shortcuts_lose_almost_nothing(self, measured, seed, scheme):
+        slope, predicted = measured(scheme, seed)
+        assert abs(slope) < 1e-3
+        assert slope == pytest.approx(predicted, abs=1e-3)
+
+    def test_highway(self, measured, seed):
+        slope, predicted = measured("highway", seed)
+        assert slope == pytest.approx(0.0551, rel=0.01)
+        assert predicted == pytest.approx(slope, rel=1e-3)
+
+    def test_ngpt(self, measured, seed):
+        slope, predicted = measured("ngpt", seed)
+        assert 3e-4 < slope < 9e-4
+        assert 4e-4 < predicted < 8e-4

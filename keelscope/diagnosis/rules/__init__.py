@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins
 from keelscope.diagnosis.finding import Severity
-from keelscope.diagnosis.rules import coverage, flow, nonfinite, zeros
+from keelscope.diagnosis.rules import coverage, flow, gates, nonfinite, norms, paths, zeros
 from keelscope.errors import PluginWarning
 
 if TYPE_CHECKING:
@@ -25,7 +25,15 @@ __all__ = ["RULES", "Rule", "all_rules", "findings_of", "rule_name"]
 Rule = Callable[["Evidence"], Iterable["Finding"]]
 """What a rule is."""
 
-RULES: tuple[Rule, ...] = (*nonfinite.RULES, *flow.RULES, *zeros.RULES, *coverage.RULES)
+RULES: tuple[Rule, ...] = (
+    *nonfinite.RULES,
+    *flow.RULES,
+    *paths.RULES,
+    *norms.RULES,
+    *gates.RULES,
+    *zeros.RULES,
+    *coverage.RULES,
+)
 """The built-in rules, in the order of the report."""
 
 

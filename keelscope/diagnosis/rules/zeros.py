@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from keelscope.diagnosis.asleep import asleep, explains, zero_sites
 from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
 from keelscope.formatting import count
@@ -22,9 +21,10 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
 
     Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
     missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
-    (see `vanishing`). Biases alone are only worth knowing: a convolution bias before BatchNorm and a key bias in
-    attention have gradient 0 by construction. ERROR when the input end of the main stack, or most of it, is at 0. With
-    a single recorded step the severity is INFO if the stack is alive or a weight is 0: ReZero, LoRA and Fixup start so.
+    (see `vanishing`), nor a branch behind a weight of exactly 0 (see `zero_grad_by_init`, `gate_dead`). Biases alone
+    are only worth knowing: a convolution bias before BatchNorm and a key bias in attention have gradient 0 by
+    construction. ERROR when the input end of the main stack, or most of it, is at 0. With a single recorded step the
+    severity is INFO if the stack is alive or a weight is 0.
 
     Source: None against 0.0 in PyTorch; awslabs smdebug "AllZero".
 
@@ -36,12 +36,14 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         One finding for modules, one for parameters whose module does receive a gradient.
     """
-    modules = _zero_sites(evidence, OUTPUT_GRADIENT)
+    sleepers = asleep(evidence)
+    modules = [path for path in zero_sites(evidence, OUTPUT_GRADIENT) if not explains(sleepers, path)]
     if modules and not any(p.shape.floored for p in evidence.profiles.values()):
         last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
         statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{last}."
         yield _zero_finding(evidence, modules, statement, _module_severity(evidence, modules))
-    parameters = [p for p in _zero_sites(evidence, PARAMETER_GRADIENT) if not _inside(p, modules)]
+    silent = [path for path in zero_sites(evidence, PARAMETER_GRADIENT) if not explains(sleepers, path)]
+    parameters = [path for path in silent if not _inside(path, modules)]
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
     weights = [path for path in parameters if path not in biases]
     if weights:
@@ -60,18 +62,8 @@ def _module_severity(evidence: Evidence, modules: Sequence[str]) -> Severity:
     gradient, layers = evidence.gradient, {site.path for site in evidence.axis.sites}
     if gradient is None or not gradient.shape.stops or layers.isdisjoint(modules):
         return Severity.WARNING
-    weights = [path for path in _zero_sites(evidence, "parameters/norm") if not path.endswith("bias")]
+    weights = [path for path in zero_sites(evidence, "parameters/norm") if not path.endswith("bias")]
     return Severity.WARNING if weights and evidence.steps.size == 1 else Severity.ERROR
-
-
-def _zero_sites(evidence: Evidence, key: str) -> list[str]:
-    """Paths whose recent values are all exactly 0, input side first."""
-    series = evidence.window(key)
-    if series is None or len(series) == 0:
-        return []
-    values = np.asarray(series.values)
-    zero = ((values == 0) | np.isnan(values)).all(axis=0) & (values == 0).any(axis=0)
-    return [path for path, flag in zip(series.paths, zero, strict=True) if flag]
 
 
 def _inside(parameter: str, modules: Sequence[str]) -> bool:
