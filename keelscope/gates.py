@@ -21,14 +21,15 @@ from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
 from keelscope.entries import constant, is_measurable, stored
+from keelscope.gateweights import flat_copies, from_parameter, pairs_of_output, stand_ins
 from keelscope.hooks import ModuleHooks
-from keelscope.probe import Axis, Probe, Tap, TensorProbe, Tensors
+from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
 from keelscope.rows import Observations, module_observations, parameter_observations
 from keelscope.sites import SitePlan, WatchedModule
-from keelscope.store.schema import GroupSpec, Site
+from keelscope.store.schema import RunLayout, Site
 from keelscope.topology import LiveGate, LiveOutput, Topology
 from keelscope.topology.gates import ResidualGate, declared_gates, find_gates, is_small
-from keelscope.topology.squashing import Steps, reachable_slopes, squashed
+from keelscope.topology.squashing import reachable_slopes
 
 __all__ = ["GateHooks"]
 
@@ -114,7 +115,7 @@ class GateHooks:
             if isinstance(output, LiveOutput) and output.path in modules and output.path not in seen:
                 named = modules[output.path]
                 seen.add(output.path)
-                self._put_all([named], _pairs(named.steps, named.inner, output.tensor).unsqueeze(0), board)
+                self._put_all([named], pairs_of_output(named.steps, named.inner, output.tensor).unsqueeze(0), board)
                 self._await(named, output.node, output.output, board)
         weights = [one for one in live if isinstance(one, LiveGate)]
         for weight in sorted(weights, key=lambda one: one.source.steps is None):
@@ -138,7 +139,7 @@ class GateHooks:
         wanted = {i: self._plan.parameters[i].parameter for i in self.parameters}
         ready = {i: p.detach() for i, p in wanted.items() if not isinstance(p, UninitializedParameter)}
         flat = {i: stored(tensor) for i, tensor in ready.items() if is_measurable(tensor)}
-        self._raw = _copies({i: tensor for i, tensor in flat.items() if tensor.numel()})
+        self._raw = flat_copies({i: tensor for i, tensor in flat.items() if tensor.numel()})
 
     @contained
     def measure(self, board: Board) -> None:
@@ -157,7 +158,7 @@ class GateHooks:
         for several in groups.values():
             first = several[0][0]
             raws = torch.stack([raw for _, raw in several])  # [gate, entry]
-            weights, slopes = _from_parameter(first, raws)
+            weights, slopes = from_parameter(first, raws)
             pairs = torch.stack([weights.double(), slopes.double()], dim=-1)  # [gate, entry, 2]
             self._put_all([gate for gate, _ in several], pairs, board)
 
@@ -194,24 +195,27 @@ class GateHooks:
             sites.append(Site(gate.path, gate.kind, "gate", stack, position, size))
         return tuple(sites)
 
-    def completed(self, group: GroupSpec) -> GroupSpec:
-        """A group of the layout; one of gates also says which are recorded as they are stored, and which once only.
+    def completed(self, layout: RunLayout) -> RunLayout:
+        """A layout that also says of gates which are recorded as they are stored, and which once only.
 
         Args:
-            group: any group.
+            layout: the layout of the run.
 
         Returns:
-            The group.
+            The layout.
         """
-        if not group.sites or group.sites[0].role != "gate":
-            return group
         raw = [gate.path for gate in self.gates if gate.is_raw and not gate.is_fleeting]
         once = [gate.path for gate in self.gates if gate.is_fleeting]
         fixed = any(gate.value is not None for gate in self.gates)
         notes = {"constants": "as in the first recorded step"} if fixed else {}
         notes |= {"as_stored": ", ".join(raw), "first_step_only": ", ".join(once)}
         said = {key: text for key, text in notes.items() if text}
-        return replace(group, provenance={**group.provenance, **said})
+        names = {group_of(probe) for probe in self.probes}
+        groups = [
+            replace(group, provenance={**group.provenance, **said}) if group.name in names else group
+            for group in layout.groups
+        ]
+        return replace(layout, groups=tuple(groups))
 
     def release(self) -> None:
         """Let go of the model."""
@@ -242,20 +246,7 @@ class GateHooks:
             if gate.module and module is not None and gate.module not in self._listened:
                 self._listened.append(gate.module)
                 site = Site(gate.module, type(module).__name__)
-                self.modules.add(WatchedModule(module, site), self._stand_ins(gate))
-
-    def _stand_ins(self, gate: ResidualGate) -> list[Probe]:
-        """Stand-ins for the probes, to be shown the output of the gate's module and its gradient."""
-        stand_ins: list[Probe] = []
-        for probe in self.probes:
-            if probe.tap is Tap.GATE:
-                view = _weights_of_output(probe, gate.steps, gate.inner)
-                stand_ins.append(TensorProbe(probe.name, Tap.OUTPUT, probe.statistics, every=probe.every, views=view))
-            elif gate.kind.startswith("gate"):
-                stand_ins.append(
-                    TensorProbe(probe.name, Tap.OUTPUT_GRADIENT, probe.statistics, every=probe.every, views=probe.view)
-                )
-        return stand_ins
+                self.modules.add(WatchedModule(module, site), stand_ins(gate, self.probes))
 
     def _look_at(self, gate: ResidualGate, live: LiveGate, board: Board) -> None:
         """See a gate in the graph of the first forward."""
@@ -310,44 +301,6 @@ class GateHooks:
 
     def _called(self, tap: Tap, calls: Sequence[CallRecord]) -> Mapping[str, list[TermSlots]]:
         return {self._listened[site]: slots for site, slots in module_observations(tap, calls).items()}
-
-
-def _from_parameter(gate: ResidualGate, raw: Tensor) -> Tensors:
-    """Weights and slopes of a gate; NaN for slopes that are not known or where nothing is learned."""
-    if gate.steps is None or not gate.kind.startswith("learnable"):
-        return raw, torch.full_like(raw, torch.nan)
-    return squashed(gate.steps, raw)
-
-
-def _weights_of_output(
-    probe: Probe, steps: Steps | None, inner: Steps | None
-) -> Callable[[Tensors, nn.Module], Tensors | None]:
-    """A probe's view of weights and slopes, made of what a module puts out."""
-
-    def view(tensors: Tensors, owner: nn.Module) -> Tensors | None:
-        return probe.view((_pairs(steps, inner, tensors[0]),), owner)
-
-    return view
-
-
-def _pairs(steps: Steps | None, inner: Steps | None, output: Tensor) -> Tensor:
-    """Weights and slopes, ``[entry, 2]``, made of what a module put out."""
-    output = stored(output.detach())
-    before = reachable_slopes(inner, output)
-    weights, slopes = (output, before * torch.nan) if steps is None else squashed(steps, output)
-    return torch.stack([weights.double(), (slopes * before).double()], dim=-1)
-
-
-def _copies(tensors: Mapping[int, Tensor]) -> dict[int, Tensor]:
-    """Flat copies, with one operation for all tensors of one type and device."""
-    groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i, tensor in tensors.items():
-        groups.setdefault((tensor.dtype, tensor.device), []).append(i)
-    copies: dict[int, Tensor] = {}
-    for several in groups.values():
-        whole = torch.cat([tensors[i] for i in several])
-        copies |= dict(zip(several, torch.split(whole, [tensors[i].numel() for i in several]), strict=True))
-    return copies
 
 
 def _always(_: Probe) -> bool:

@@ -22,7 +22,7 @@ from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import NO_OP, contained, warn_once
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
-from keelscope.leaves import floating_leaves
+from keelscope.leaves import floating_leaves, hookable
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, fits_site
 from keelscope.sites import WatchedModule
 
@@ -47,7 +47,7 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._probes = [_fitting(watched, probes) for watched in modules]
+        self._probes = [tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules]
         self._record_for = record_for
         self._handles = ExitStack()
         self._on_leaves = ExitStack()
@@ -85,7 +85,7 @@ class ModuleHooks:
             probes: what looks at it.
         """
         self._modules.append(weakref.ref(watched.module))
-        self._probes.append(_fitting(watched, probes))
+        self._probes.append(tuple(probes))
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module)
 
@@ -195,7 +195,7 @@ class ModuleHooks:
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
-                target = _hookable(tensor, inputs)
+                target = hookable(tensor, inputs)
                 shape = None if target is tensor else (tensor.shape, tensor.stride())
                 span = self.jacobians.leave(call.site, module, tensor, target) if measured else None
                 measured = False
@@ -329,23 +329,6 @@ class InputHook:
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
-
-
-def _hookable(tensor: Tensor, inputs: object) -> Tensor:
-    """The tensor on which a gradient hook stays in the graph."""
-    # A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires
-    # the graph past a hook set on the view, but not past one set on the base, which has the same entries.
-    base = tensor._base
-    if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
-        return tensor
-    if not base.is_contiguous():
-        return tensor
-    sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
-    return tensor if id(base) in sources or not base.requires_grad else base
-
-
-def _fitting(watched: WatchedModule, probes: Sequence[Probe]) -> tuple[Probe, ...]:
-    return tuple(probe for probe in probes if fits_site(probe, watched.module, watched.site.role))
 
 
 def _is_tracing() -> bool:

@@ -31,9 +31,9 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.PARAMETER_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.RESIDUAL_SUM: {"merge": "first micro-batch"},
     Tap.RESIDUAL_GRADIENTS: {"scale": _SCALE, "merge": "first backward pass of the first micro-batch"},
-    Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.GATE: {"when": "before the optimizer step"},
     Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
+    Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from keelscope.entries import is_measurable
 
-__all__ = ["floating_leaves"]
+__all__ = ["floating_leaves", "hookable"]
 
 _MAX_DEPTH = 12
 
@@ -56,3 +56,24 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield from ((str(index), child) for index, child in enumerate(value))
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
+
+
+def hookable(tensor: Tensor, inputs: object) -> Tensor:
+    """The tensor on which a gradient hook stays in the graph.
+
+    Args:
+        tensor: what a module returned.
+        inputs: what it was given.
+
+    Returns:
+        The tensor, or the one that it is a full view of.
+    """
+    # A Linear with bias on 3-D input returns a full view of a base it made. An in-place operation on that view rewires
+    # the graph past a hook set on the view, but not past one set on the base, which has the same entries.
+    base = tensor._base
+    if base is None or base.grad_fn is None or base.numel() != tensor.numel() or base.dtype != tensor.dtype:
+        return tensor
+    if not base.is_contiguous():
+        return tensor
+    sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
+    return tensor if id(base) in sources or not base.requires_grad else base

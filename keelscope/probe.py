@@ -125,13 +125,7 @@ _AXES = {
     Tap.GATE: Axis.GATE,
     Tap.GATE_GRADIENT: Axis.GATE,
 }
-_OF_GRADIENT = {
-    Tap.OUTPUT_GRADIENT,
-    Tap.INPUT_AND_GRADIENT,
-    Tap.PARAMETER_GRADIENT,
-    Tap.RESIDUAL_GRADIENTS,
-    Tap.GATE_GRADIENT,
-}
+_OF_GRADIENT = frozenset(tap for tap in Tap if "gradient" in tap.value)
 
 
 @runtime_checkable

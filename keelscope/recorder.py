@@ -130,9 +130,8 @@ class Recorder:
         self.gates.begin()
         if self._compiled and not self.modules.attached:
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-        self.modules.attach()
-        self.gates.modules.attach()
-        self.parameters.attach()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.attach()
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
@@ -141,9 +140,8 @@ class Recorder:
         self.look.stop()
         self.residuals.end()
         self.gates.end()
-        self.modules.detach()
-        self.gates.modules.detach()
-        self.parameters.detach()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.detach()
         self._stance.close()
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
@@ -259,11 +257,10 @@ class Recorder:
         self.refresh_labels(model)
         found = self._found_sites()
         layout = draw_layout(model, self.plan, self.probes, self.axes, found, title=title, config=config)
-        layout = trimmed(layout, self.extents)
+        layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
-        groups = tuple(self.gates.completed(group) for group in layout.groups)
-        return replace(layout, info=info, groups=groups, coverage=self.coverage())
+        return replace(layout, info=info, coverage=self.coverage())
 
     def scalars(self, row: RowValues, optimizers: Sequence[Optimizer]) -> dict[str, float]:
         """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
