@@ -27,10 +27,15 @@ from keelscope_dashboards.verdicts import Judge
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+DESK, SMALL, PHONE = {"width": 1440, "height": 900}, {"width": 1240, "height": 760}, {"width": 390, "height": 844}
 SHOTS = (
-    ("overview-light.png", "light", {"width": 1440, "height": 900}, 1.0),
-    ("overview-dark.png", "dark", {"width": 1440, "height": 900}, 1.0),
-    ("overview-phone.png", "light", {"width": 390, "height": 844}, 2.0),
+    ("overview-light.png", "", "light", DESK, 1.0),
+    ("overview-dark.png", "", "dark", DESK, 1.0),
+    ("overview-phone.png", "", "light", PHONE, 2.0),
+    ("depth-light.png", "depth", "light", SMALL, 1.0),
+    ("gain-dark.png", "gain", "dark", SMALL, 1.0),
+    ("heatmap-dark.png", "heatmap", "dark", SMALL, 1.0),
+    ("layer-light.png", "layer", "light", SMALL, 1.0),
 )
 
 
@@ -41,8 +46,9 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with served(runs) as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        for name, scheme, size, scale in SHOTS:
-            take(browser, url, folder / name, {"color_scheme": scheme, "viewport": size, "device_scale_factor": scale})
+        for name, page, scheme, size, scale in SHOTS:
+            profile = {"color_scheme": scheme, "viewport": size, "device_scale_factor": scale}
+            take(browser, url.replace("/?", f"/{page}?"), folder / name, profile)
             print(folder / name)
         browser.close()
 
@@ -69,13 +75,14 @@ def served(runs: Path) -> Iterator[str]:
 
 
 def take(browser: Browser, url: str, path: Path, profile: dict[str, Any]) -> None:
-    """One picture, the whole page where it is longer than the window."""
+    """One picture: of the overview the whole page where it is longer than the window, of other pages the window."""
     context = browser.new_context(**profile)
     page = context.new_page()
     page.goto(url)
-    page.wait_for_selector("#value:not(:empty)")
+    overview = page.evaluate("document.documentElement.dataset.page") == "overview"
+    page.wait_for_selector("#value:not(:empty)" if overview else "body[data-drawn]")
     page.wait_for_timeout(1500)
-    page.screenshot(path=path, full_page=True)
+    page.screenshot(path=path, full_page=overview)
     context.close()
 
 

@@ -6,6 +6,7 @@ Layers, each importing only those before it:
 - `levels`, `depth`, `pooling`: a series as decades over layers, reduced so that extremes stay
 - `figures`: Plotly figures; never imports Dash
 - `followed`, `index`, `verdicts`, `state`: the runs on show, followed while they are written
+- `blocks`, `asking`, `rows`, `bands`, `pages`: what each page shows, one file a page
 - `wire`, `api`, `guard`, `server`: HTTP
 - `cards`, `page`, `skeleton`, `app`: the Dash app; `command` starts it
 """

@@ -5,15 +5,19 @@ Every answer is made from an id that the index knows; unknown ids, panels and pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, get_args
 
 from flask import Blueprint, Response, abort, jsonify, request
 from flask.typing import ResponseReturnValue
 
 from keelscope.errors import SeriesNotFoundError
-from keelscope_dashboards.panels import PANELS, Panel
-from keelscope_dashboards.state import digest_of, run_states, summary_of
-from keelscope_dashboards.wire import encode_deviations, pack
+from keelscope_dashboards.asking import Ask, Page, Shown, settled
+from keelscope_dashboards.blocks import encoded
+from keelscope_dashboards.pages import page_of
+from keelscope_dashboards.panels import PANELS, Panel, Reference, Scale, series_panel
+from keelscope_dashboards.state import RunState, digest_of, run_states, summary_of
+from keelscope_dashboards.wire import RESOLUTION, encode_deviations, pack
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["blueprint"]
 
 MAX_HISTORY_BINS = 2000
+MAX_RUNS = 8  # of one page
 
 
 def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
@@ -48,16 +53,26 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
 
     @routes.get("/v1/runs/<run_id>/tile")
     def tile(run_id: str) -> ResponseReturnValue:
-        return _tile(_source(index, run_id), _panel(), start=_integer("from", 0))
+        source = _source(index, run_id)
+        return _tile(source, _panel(source), start=_integer("from", 0))
 
     @routes.get("/v1/runs/<run_id>/profile")
     def profile(run_id: str) -> ResponseReturnValue:
-        return _profile(_source(index, run_id), _panel(), step=_integer("step", None))
+        source = _source(index, run_id)
+        return _profile(source, _panel(source), step=_integer("step", None))
 
     @routes.get("/v1/runs/<run_id>/history")
     def history(run_id: str) -> ResponseReturnValue:
         bins = min(MAX_HISTORY_BINS, max(1, _integer("bins", 1000)))
-        return _history(_source(index, run_id), _panel(), layer=_integer("layer", None), bins=bins)
+        source = _source(index, run_id)
+        return _history(source, _panel(source), layer=_integer("layer", None), bins=bins)
+
+    @routes.get("/v1/pages/<name>")
+    def page(name: str) -> ResponseReturnValue:
+        found = page_of(name)
+        if found is None or found.build is None:
+            abort(404, "No page has that name.")
+        return _page(found, _ask(index, judge))
 
     @routes.route("/", defaults={"rest": ""}, methods=["GET", "POST"])
     @routes.route("/<path:rest>", methods=["GET", "POST"])
@@ -75,13 +90,56 @@ def _source(index: RunIndex, run_id: str) -> FollowedRun:
     return source
 
 
-def _panel() -> Panel:
+def _panel(source: FollowedRun) -> Panel:
+    """One of the panels, or any series over ``[step, site]`` that the run holds, drawn as the query says."""
     name = request.args.get("panel", "")
-    for panel in PANELS:
-        if panel.name == name:
-            return panel
-    abort(404, "No panel has that name.")
-    return None
+    key = next((panel.key for panel in PANELS if panel.name == name), name)
+    if key == name and not _is_plain(source, key):
+        abort(404, "No panel has that name.")
+    reference, scale = request.args.get("reference"), request.args.get("scale", "decades")
+    if scale not in get_args(Scale) or (reference is not None and reference not in get_args(Reference)):
+        abort(400, "scale is decades or linear; reference is output, input, median or none.")
+    panel = series_panel(key, reference=reference, scale=scale, part=request.args.get("part", ""))  # type: ignore[arg-type]  # checked above
+    with source.reading() as run:
+        if panel.part and panel.group in run.groups and not len(source.axis(panel)):
+            abort(404, "No site of that series has that name.")
+    return panel
+
+
+def _is_plain(source: FollowedRun, key: str) -> bool:
+    group, _, name = key.partition("/")
+    with source.reading() as run:
+        specs = run.groups[group].statistics if group in run.groups else ()
+    return any(spec.name == name and not spec.dims for spec in specs)
+
+
+def _ask(index: RunIndex, judge: Judge) -> Ask:
+    """The runs and the cursor of the query; an id that no run has is not found."""
+    states = {state.id: state for state in run_states(index, judge)}
+    focus = request.args.get("run", "")
+    named = [one for one in request.args.get("runs", "").split(",") if one]
+    if focus not in states or any(one not in states for one in named):
+        abort(404, "No run has that id.")
+    if states[focus].error:
+        abort(404, "That run cannot be read.")
+    wanted = dict.fromkeys([focus, *named][:MAX_RUNS])
+    runs = tuple(_shown(index, judge, one) for one in states.values() if one.id in wanted and not one.error)
+    own = next(one for one in runs if one.id == focus)
+    return Ask(runs, own, step=_integer("step", 2**53), depth=_integer("depth", 1))
+
+
+def _shown(index: RunIndex, judge: Judge, state: RunState) -> Shown:
+    return Shown(state.id, state.name, state.slot, _source(index, state.id), state.verdict, judge.report(state.id))
+
+
+def _page(page: Page, ask: Ask) -> Response:
+    """The blocks of a page, with its controls as they are set."""
+    wished = {name: tuple(value.split(",")) for name, value in request.args.items()}
+    choices = page.choices(replace(ask, chosen=wished))
+    chosen = {choice.name: settled(choice, wished.get(choice.name, ())) for choice in choices}
+    blocks, arrays = encoded(list(page.build(replace(ask, chosen=chosen)) if page.build else ()))
+    controls = [{**asdict(choice), "chosen": chosen[choice.name]} for choice in choices]
+    return _binary(pack({"page": page.name, "choices": controls, "blocks": blocks}, arrays))
 
 
 def _integer(name: str, default: int | None) -> int:
@@ -111,7 +169,8 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     if not 0 <= start <= len(tile):
         abort(400, "from is not a bin of this tile.")
     part = tile.since(start)
-    codes, unit = encode_deviations(part.deviations, part.kinds)
+    resolution = RESOLUTION if panel.scale == "decades" else 0.0
+    codes, unit = encode_deviations(part.deviations, part.kinds, resolution)
     labels, depths = (list(axis.labels), list(axis.depths)) if start == 0 else (None, None)
     header = {
         "from": start,
@@ -124,6 +183,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "labels": labels,
         "depths": depths,
         "reference": panel.reference,
+        "scale": panel.scale,
     }
     arrays: dict[str, NDArray[Any]] = {
         "first": part.first,

@@ -1,4 +1,4 @@
-"""The Dash app: one page, two callbacks, the HTTP interface and the guard on one Flask server.
+"""The Dash app: its pages, two callbacks, the HTTP interface and the guard on one Flask server.
 
 Dash carries the words (run list, cards, findings) and the state of the controls. The dense data go straight from
 `api` to the browser in binary and never pass through a callback.
@@ -15,7 +15,8 @@ from flask import abort, request
 
 from keelscope_dashboards import cards, guard
 from keelscope_dashboards.api import blueprint
-from keelscope_dashboards.page import overview
+from keelscope_dashboards.page import whole_page
+from keelscope_dashboards.pages import OVERVIEW, PAGES, page_of
 from keelscope_dashboards.skeleton import skeleton
 from keelscope_dashboards.state import run_states
 from keelscope_dashboards.theme import DARK, LIGHT, Palette
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 
 __all__ = ["create_app"]
 
-# Sets the colour scheme before anything is painted, so that a dark page never flashes white.
+# Sets colour scheme and page before anything is painted, so that a dark page never flashes white and none another page.
 _SCHEME = """
 var wish = localStorage.getItem("mantine-color-scheme-value") || "auto";
 var dark = wish === "dark" || (wish !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
 document.documentElement.setAttribute("data-mantine-color-scheme", dark ? "dark" : "light");
+document.documentElement.dataset.page = location.pathname.split("/").pop() || "overview";
 """
 _INDEX = """<!DOCTYPE html>
 <html lang="en">
@@ -79,7 +81,7 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
         add_log_handler=False,
     )
     app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = ASSETS_SECONDS
-    app.layout = lambda: overview(run_states(index, judge), title=index.title)
+    app.layout = lambda: whole_page(run_states(index, judge), title=index.title)
     _paint_early(app, index, judge)
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))
@@ -91,9 +93,10 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
 
 def _refuse_unknown(server: Flask) -> None:
     """Dash answers every unknown path with the page, and a wrong component path with an error: both become 404."""
+    known = {f"/{page.name}" for page in PAGES}
 
     def stray() -> None:
-        if (request.endpoint or "").endswith("<path:path>"):
+        if (request.endpoint or "").endswith("<path:path>") and request.path not in known:
             abort(404)
 
     server.before_request(stray)
@@ -105,7 +108,8 @@ def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
     whole = app.interpolate_index
 
     def with_skeleton(*, app_entry: str, **parts: str) -> str:
-        first = skeleton(run_states(index, judge), index.title)
+        page = page_of(request.path.strip("/")) or OVERVIEW
+        first = skeleton(run_states(index, judge), index.title, page)
         return str(whole(app_entry=first + app_entry, **parts))
 
     app.interpolate_index = with_skeleton

@@ -7,6 +7,7 @@ rows are read in bounded slices, so a long run never sits in memory as a whole.
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +31,7 @@ __all__ = ["Facts", "FollowedRun", "Status"]
 Status = Literal["live", "finished", "stopped", "error"]
 MAX_CELLS = 1 << 20
 MAX_BINS = 1000
+MAX_DRAWN = 48  # series of one run that are kept pooled
 SLICE = 1 << 22  # cells read at once
 
 
@@ -79,6 +81,21 @@ class FollowedRun:
     def opened(self) -> Run:
         """The run through a handle of its own, for long work that must not hold up the page; close it."""
         return self._opener(self.path)
+
+    @contextmanager
+    def reading(self) -> Iterator[Run]:
+        """The run itself, for reading a few rows; nobody else reads it meanwhile.
+
+        Yields:
+            The run as of the last `poll`.
+
+        Raises:
+            SeriesNotFoundError: if the file cannot be read.
+        """
+        with self._lock:
+            if self._run is None:
+                raise SeriesNotFoundError(f"{self.name} cannot be read.")
+            yield self._run
 
     def told(self, error: Exception) -> str:
         """What went wrong, without the folder the file lies in.
@@ -167,12 +184,13 @@ class FollowedRun:
             One row, or none if nothing is recorded.
         """
         with self._lock:
-            drawn, tile = self._panel(panel), self.tile(panel)
-            if len(tile) == 0:
+            drawn = self._panel(panel)
+            with self.reading() as run:
+                steps = run.steps_of(panel.group)
+            if len(steps) == 0:
                 return _no_levels(len(drawn.axis))
-            start = max(0, int(np.searchsorted(tile.first, step, side="right")) - 1) * tile.rows
-            near = _stacked(list(self._levels(drawn, start, start + tile.rows + 1)))
-            return near.row(int(np.abs(near.steps - step).argmin()))
+            row = int(np.abs(steps - step).argmin())
+            return next(self._levels(drawn, row, row + 1))
 
     def history(self, panel: Panel, layer: int, bins: int) -> Band:
         """Level of one layer over all steps: the lowest and the highest of each of at most `bins` bins.
@@ -231,11 +249,15 @@ class FollowedRun:
     def _panel(self, panel: Panel) -> _Drawn:
         if self._run is None or panel.key not in self._run:
             raise SeriesNotFoundError(f"{self.name} does not hold {panel.key}.")
-        if panel.name not in self._drawn:
-            axis = run_axis(self._run, panel.group)
+        drawn = self._drawn.pop(panel.id, None)
+        if drawn is None:
+            axis = run_axis(self._run, panel.group, panel.part)
             limit = min(MAX_BINS, MAX_CELLS // max(1, len(axis)))
-            self._drawn[panel.name] = _Drawn(panel, axis, Pool(len(axis), limit))
-        return self._drawn[panel.name]
+            drawn = _Drawn(panel, axis, Pool(len(axis), limit))
+        self._drawn[panel.id] = drawn  # the last one used comes last
+        while len(self._drawn) > MAX_DRAWN:
+            del self._drawn[next(iter(self._drawn))]
+        return drawn
 
     def _levels(self, drawn: _Drawn, start: int, stop: int | None) -> Iterator[Levels]:
         """Rows `start` to `stop` in bounded slices."""
@@ -249,7 +271,8 @@ class FollowedRun:
             if len(series.steps) == 0:
                 return
             seen = run.observed(drawn.panel.group, start, end)
-            yield levels_of(series, drawn.axis, reference=drawn.panel.reference, observed=seen)
+            linear = drawn.panel.scale == "linear"
+            yield levels_of(series, drawn.axis, reference=drawn.panel.reference, observed=seen, linear=linear)
             start += len(series.steps)
 
 

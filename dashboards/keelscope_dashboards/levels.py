@@ -167,27 +167,45 @@ class Levels:
 
 
 def levels_of(
-    series: Series, axis: LayerAxis, *, reference: Reference = "output", observed: NDArray[np.bool_] | None = None
+    series: Series,
+    axis: LayerAxis,
+    *,
+    reference: Reference = "output",
+    observed: NDArray[np.bool_] | None = None,
+    linear: bool = False,
 ) -> Levels:
     """The levels of a series.
 
     Args:
-        series: values ``[step, site]`` in linear units, or already in decades when the unit starts with ``log10``.
+        series: values ``[step, site]`` in linear units, or already in decades when the unit says so. Of values that
+            can be negative, the logarithm is that of their size.
         axis: the layers among the sites of the series.
         reference: what each row is compared with.
         observed: ``[step, site]``, tells a computed NaN from a site that was not seen. Without it, a NaN counts as
             computed unless the whole row or the whole column is NaN.
+        linear: take the values themselves instead of decades.
 
     Returns:
         Levels of the same rows.
     """
     seen = _probably_observed(series.values) if observed is None else observed
     values, known = axis.gather(series.values, seen)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = values if series.unit.startswith("log10") else np.log10(values)
-    kinds = _kinds(logs, known)
+    if linear:
+        logs, kinds = values, _linear_kinds(values, known)
+    else:
+        logs = values if _in_decades(series) else _log10(values)
+        kinds = _kinds(logs, known)
     decades = np.where(kinds == Kind.VALUE, logs, 0.0).astype(np.float32)
     return Levels(decades, kinds, _reference(decades, kinds, reference), np.asarray(series.steps, dtype=np.int64))
+
+
+def _in_decades(series: Series) -> bool:
+    return series.unit == "decades" or series.unit.startswith("log10")
+
+
+def _log10(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.log10(np.abs(values)))
 
 
 def _probably_observed(values: NDArray[np.floating]) -> NDArray[np.bool_]:
@@ -200,6 +218,15 @@ def _kinds(logs: NDArray[np.float64], observed: NDArray[np.bool_]) -> NDArray[np
     kinds[np.isneginf(logs)] = Kind.ZERO
     kinds[np.isposinf(logs)] = Kind.INF
     kinds[np.isnan(logs)] = Kind.NAN
+    kinds[~observed] = Kind.ABSENT
+    return kinds
+
+
+def _linear_kinds(values: NDArray[np.float64], observed: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    kinds = np.full(values.shape, Kind.VALUE, dtype=np.uint8)
+    kinds[values == 0] = Kind.ZERO
+    kinds[np.isinf(values)] = Kind.INF
+    kinds[np.isnan(values)] = Kind.NAN
     kinds[~observed] = Kind.ABSENT
     return kinds
 

@@ -1,7 +1,8 @@
-"""The Overview page as Dash components: header, run list, cards, linked charts, findings.
+"""The frame of all pages and the Overview as Dash components: header, navigation, run list, cards, linked charts.
 
 The charts are empty boxes with an id. `assets/view.js` puts Plotly axes into them, built from `settings`, and draws the
-dense marks on a canvas over them; the words come from `cards`.
+dense marks on a canvas over them; the words come from `cards`. What the other pages hold is drawn by
+`assets/pages.js` from their blocks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dash import dcc, html
 
 from keelscope_dashboards import cards
 from keelscope_dashboards.figures import axes_layout
+from keelscope_dashboards.pages import PAGES
 from keelscope_dashboards.panels import PANELS
 from keelscope_dashboards.state import digest_of
 from keelscope_dashboards.theme import DARK, LIGHT, LIMIT, SYMBOLS, TICKS, colour_table
@@ -22,9 +24,10 @@ from keelscope_dashboards.theme import DARK, LIGHT, LIMIT, SYMBOLS, TICKS, colou
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from keelscope_dashboards.asking import Page
     from keelscope_dashboards.state import RunState
 
-__all__ = ["overview", "settings"]
+__all__ = ["settings", "whole_page"]
 
 SNIPPET = """import keelscope as ks
 with ks.watch(model, "runs/mine.h5", optimizer=optimizer):
@@ -33,13 +36,16 @@ MARGINS = {
     "heatmap": {"l": 56, "r": 14, "t": 8, "b": 26},
     "profile": {"l": 48, "r": 14, "t": 8, "b": 26},
     "history": {"l": 56, "r": 14, "t": 8, "b": 40},
+    "page": {"l": 64, "r": 14, "t": 8, "b": 40},
 }
 KEYS = (
     ("← → ↑ ↓", "move the cursor; with Shift ten at a time"),
     ("Home End", "first and last step"),
     ("f", "follow the newest step"),
+    ("Space", "play the steps, and stop"),
     ("[ ]", "previous and next run"),
-    ("1 … 4", "metric"),
+    ("p P", "next and previous page"),
+    ("1 … 4", "metric of the overview"),
     ("Ctrl + wheel", "zoom about the pointer"),
     ("r", "reset the zoom"),
     ("?", "this list"),
@@ -59,17 +65,31 @@ def settings() -> dict[str, Any]:
         frame["heatmap"]["xaxis"]["showgrid"] = frame["heatmap"]["yaxis"]["showgrid"] = False
     return {
         "panels": [asdict(panel) for panel in PANELS],
+        "pages": [_page_settings(page) for page in PAGES],
         "symbols": SYMBOLS,
         "limit": LIMIT,
         "ticks": TICKS,
         "palettes": {palette.name: asdict(palette) for palette in (LIGHT, DARK)},
         "colours": {p.name: base64.b64encode(colour_table(p).tobytes()).decode() for p in (LIGHT, DARK)},
+        "ramps": {p.name: base64.b64encode(colour_table(p, ramp=True).tobytes()).decode() for p in (LIGHT, DARK)},
+        "plain": {p.name: axes_layout(p, x="", y="") | {"margin": MARGINS["page"]} for p in (LIGHT, DARK)},
         "frames": frames,
     }
 
 
-def overview(states: Sequence[RunState], *, title: str) -> dmc.MantineProvider:
-    """The whole page.
+def _page_settings(page: Page) -> dict[str, Any]:
+    return {
+        "name": page.name,
+        "title": page.title,
+        "question": page.question,
+        "follows": sorted(page.follows),
+        "scrub": page.scrub,
+        "single": page.single,
+    }
+
+
+def whole_page(states: Sequence[RunState], *, title: str) -> dmc.MantineProvider:
+    """Everything that is on the screen.
 
     Args:
         states: all runs.
@@ -101,7 +121,7 @@ def _header(title: str) -> html.Header:
                 id="menu",
                 className="square phone-only",
                 type="button",
-                **{"aria-label": "Runs", "aria-expanded": "false", "aria-controls": "side"},
+                **{"aria-label": "Pages and runs", "aria-expanded": "false", "aria-controls": "side"},
             ),
             html.Span(className="logo", **{"aria-hidden": "true"}),
             html.Span("keelscope", className="brand"),
@@ -131,31 +151,53 @@ def _header(title: str) -> html.Header:
 def _side(states: Sequence[RunState]) -> html.Nav:
     return html.Nav(
         [
+            html.Ul([_link(page) for page in PAGES], className="pages"),
             html.H2("Runs"),
             html.Div(cards.run_list(states), id="run-list"),
             html.P("Served from this machine only", id="origin", className="origin"),
         ],
         id="side",
         className="side",
-        **{"aria-label": "Runs"},
+        **{"aria-label": "Pages and runs"},
     )
+
+
+def _link(page: Page) -> html.Li:
+    link = html.A(
+        [cards.icon(f"page-{page.icon}"), html.Span(page.title)],
+        href=f"./{'' if page.name == PAGES[0].name else page.name}",
+        className="page-link",
+        id=f"page-{page.name}",
+        title=page.question,
+        **{"data-page": page.name},
+    )
+    return html.Li(link)
 
 
 def _main(states: Sequence[RunState], title: str) -> html.Main:
     return html.Main(
         [
-            html.H1("Overview", className="unseen"),
             html.P(id="banner", className="banner", role="alert", hidden=True),
             _empty(title),
-            html.Section(cards.verdict_cards(states), id="cards", className="cards", **{"aria-label": "Verdicts"}),
-            _toolbar(),
-            html.Div(
-                [_heatmap(), _profile(), _slider(), _readout(), _history(), _findings(states)], className="linked"
-            ),
+            _overview(states),
+            html.Div(id="page", className="page"),  # filled by pages.js
             html.Div(id="announce", className="unseen", **{"aria-live": "polite"}),
         ],
         id="main",
         tabIndex="-1",
+    )
+
+
+def _overview(states: Sequence[RunState]) -> html.Div:
+    linked = [_heatmap(), _profile(), _slider(), _readout(), _history(), _findings(states)]
+    return html.Div(
+        [
+            html.H1("Overview", className="unseen"),
+            html.Section(cards.verdict_cards(states), id="cards", className="cards", **{"aria-label": "Verdicts"}),
+            _toolbar(),
+            html.Div(linked, className="linked"),
+        ],
+        id="overview",
     )
 
 
@@ -180,6 +222,7 @@ def _toolbar() -> html.Div:
             html.Div([html.Div(id="legend-bar"), html.Div(id="legend-ticks")], className="legend-scale"),
             html.Span([html.Span(className="swatch zero"), "exactly 0"], className="legend-mark"),
             html.Span([html.Span(className="swatch nan"), "NaN, Inf"], className="legend-mark"),
+            html.Span([html.Span(className="swatch absent"), "not observed"], className="legend-mark"),
         ],
         className="legend",
     )

@@ -6,13 +6,15 @@ everything else (title, symbol, reference) from here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["PANELS", "Panel", "Reference", "panel_of"]
+__all__ = ["PANELS", "Panel", "Reference", "Scale", "panel_of", "series_panel"]
 
 Reference = Literal["output", "input", "median", "none"]
 """What a level is compared with at the same step: the output side, the input side, the depth median, nothing."""
+Scale = Literal["decades", "linear"]
+"""Whether a level is log10 of a value or the value itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,19 @@ class Panel:
     reference: Reference
     doc: str
     """One sentence for the reader of the chart."""
+    scale: Scale = "decades"
+    part: str = ""
+    """Last name in the path of the sites to draw, where several kinds lie at every depth; all if empty."""
 
     @property
     def group(self) -> str:
         """The group of the series."""
         return self.key.partition("/")[0]
+
+    @property
+    def id(self) -> str:
+        """What tells two ways to draw one series apart."""
+        return f"{self.key}|{self.reference}|{self.scale}|{self.part}"
 
 
 PANELS = (
@@ -85,3 +95,28 @@ def panel_of(key: str) -> Panel | None:
         'input'
     """
     return next((panel for panel in PANELS if panel.key == key), None)
+
+
+def series_panel(
+    key: str, *, reference: Reference | None = None, scale: Scale = "decades", part: str = "", doc: str = ""
+) -> Panel:
+    """A panel of any series, whether it is one of `PANELS` or not.
+
+    Args:
+        key: ``group/statistic``.
+        reference: what levels are compared with; that of the panel in `PANELS` if None, else nothing.
+        scale: log10 or the values themselves, which are compared with nothing.
+        part: last name in the path of the sites to draw; all if empty.
+        doc: what the statistic is.
+
+    Returns:
+        The panel.
+
+    Example:
+        >>> series_panel("norms/sigma_max").reference, series_panel("outputs/variance", scale="linear").reference
+        ('none', 'none')
+    """
+    known = panel_of(key) or Panel(key, key, key, key.partition("/")[2], "none", doc)
+    if scale == "linear":
+        return replace(known, reference="none", scale=scale, part=part)
+    return replace(known, reference=reference or known.reference, part=part)

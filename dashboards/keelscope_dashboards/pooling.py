@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from keelscope_dashboards.levels import Levels
 
-__all__ = ["Band", "Pool", "Tile", "band", "pool"]
+__all__ = ["Band", "Pool", "Tile", "band", "envelope", "pool"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +107,26 @@ def band(levels: Levels, rows: int) -> Band:
         np.fmax.reduceat(known, starts),
         np.maximum.reduceat(levels.kinds[:, 0], starts),
     )
+
+
+def envelope(
+    values: NDArray[np.float64], limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """The lowest and the highest value of at most `limit` bins.
+
+    Args:
+        values: ``[row]``; NaN takes no part unless a bin holds nothing else.
+        limit: most bins wanted.
+
+    Returns:
+        First row, lowest and highest value of every bin.
+
+    Example:
+        >>> [column.tolist() for column in envelope(np.array([3.0, 1.0, np.nan, 9.0, 2.0]), 3)]
+        [[0, 2, 4], [1.0, 9.0, 2.0], [3.0, 9.0, 2.0]]
+    """
+    starts = np.arange(0, len(values), max(1, -(-len(values) // limit)))
+    return starts, np.fmin.reduceat(values, starts), np.fmax.reduceat(values, starts)
 
 
 def _unpooled(levels: Levels) -> Tile:

@@ -10,10 +10,12 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from keelscope_dashboards.cards import WORDS, lead
+from keelscope_dashboards.pages import PAGES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from keelscope_dashboards.asking import Page
     from keelscope_dashboards.state import RunState
 
 __all__ = ["skeleton"]
@@ -29,25 +31,32 @@ BOXES = (
 )
 
 
-def skeleton(states: Sequence[RunState], title: str) -> str:
+def skeleton(states: Sequence[RunState], title: str, page: Page) -> str:
     """The page without its charts.
 
     Args:
         states: all runs.
         title: what is on show.
+        page: the page that is asked for.
 
     Returns:
         HTML.
     """
+    body = _overview(states) if page.build is None else f'<div class="page-head"><h1>{escape(page.title)}</h1></div>'
+    links = "".join(f'<span class="page-link">{escape(one.title)}</span>' for one in PAGES)
+    return (
+        '<div id="skeleton" aria-hidden="true"><div class="top"><span class="logo"></span>'
+        f'<span class="brand">keelscope</span><span class="place mono">{escape(title)}</span></div>'
+        f'<div class="side"><div class="pages">{links}</div><h2>Runs</h2></div><div class="main">{body}</div></div>'
+    )
+
+
+def _overview(states: Sequence[RunState]) -> str:
     order = sorted(states, key=lambda state: bool(state.error))
     cards = "".join(_card(state) for state in order[:MAX_CARDS])
     panels = "".join(f'<div class="{box}"></div>' for box in BOXES)
     charts = f'<div class="toolbar"></div><div class="linked">{panels}</div>' if states else ""
-    return (
-        '<div id="skeleton" aria-hidden="true"><div class="top"><span class="logo"></span>'
-        f'<span class="brand">keelscope</span><span class="place mono">{escape(title)}</span></div>'
-        f'<div class="side"><h2>Runs</h2></div><div class="main"><div class="cards">{cards}</div>{charts}</div></div>'
-    )
+    return f'<div class="cards">{cards}</div>{charts}'
 
 
 def _card(state: RunState) -> str:

@@ -42,6 +42,8 @@ class Palette:
     name: str
     anchors: tuple[str, ...]
     """Diverging map from ``-LIMIT`` to ``LIMIT`` decades, evenly spaced on the symmetric log scale."""
+    ramp: tuple[str, ...]
+    """One-sided map from the smallest to the largest value."""
     runs: tuple[str, ...]
     """Line colours; told apart by marker shape too."""
     paper: str
@@ -54,6 +56,7 @@ class Palette:
 LIGHT = Palette(
     name="light",
     anchors=("#081d58", "#1f5ba3", "#74acd5", "#c9dfee", "#f3f1ee", "#f5d6bf", "#e0935f", "#b04a1c", "#5a1205"),
+    ramp=("#f4f1ea", "#d5dfd3", "#a3c6c4", "#6aa3b8", "#3f7aa5", "#2b4f86", "#1c2a58"),
     runs=("#0072b2", "#b26a00", "#8c3c78", "#0f6f3c", "#ed2e65", "#032497", "#6c0004", "#097af9"),
     paper="#ffffff",
     text="#1b2028",
@@ -64,6 +67,7 @@ LIGHT = Palette(
 DARK = Palette(
     name="dark",
     anchors=("#9fd0ff", "#5fa3e6", "#32699f", "#1f3f5c", "#16191d", "#4a2c1d", "#8f4d26", "#dd8247", "#ffc9a6"),
+    ramp=("#1a1d24", "#22354d", "#2a567a", "#3b7f9b", "#63a8ac", "#a3cdb8", "#eaf0cf"),
     runs=("#4fa8e0", "#f0a93b", "#f0b4de", "#56faa0", "#ee4253", "#8971ed", "#94b590", "#e647a5"),
     paper="#171a1f",
     text="#e8eaed",
@@ -109,17 +113,18 @@ def symlog_inverse(positions: NDArray[np.floating]) -> NDArray[np.float64]:
     return np.asarray(np.sign(wide) * _KNEE * np.expm1(np.abs(wide) * _SPAN), dtype=np.float64)
 
 
-def colour_table(palette: Palette, size: int = 255) -> NDArray[np.uint8]:
+def colour_table(palette: Palette, size: int = 255, *, ramp: bool = False) -> NDArray[np.uint8]:
     """Colours ``[size, 3]`` from the lowest to the highest end, evenly spaced on the symmetric log scale.
 
     Args:
         palette: the theme.
         size: number of colours; odd, so that the middle one is the reference.
+        ramp: the one-sided map instead of the diverging one.
 
     Returns:
         sRGB, 0 to 255.
     """
-    anchors = _oklab(np.array([_rgb(colour) for colour in palette.anchors]))
+    anchors = _oklab(np.array([_rgb(colour) for colour in (palette.ramp if ramp else palette.anchors)]))
     at, knots = np.linspace(0, 1, size), np.linspace(0, 1, len(anchors))
     mixed = np.stack([np.interp(at, knots, anchors[:, k]) for k in range(3)], axis=1)  # [size, 3]
     return np.asarray(np.rint(_srgb(mixed) * 255), dtype=np.uint8)

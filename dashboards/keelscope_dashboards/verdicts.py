@@ -154,7 +154,8 @@ class _Case:
     verdict: Verdict = PENDING
     revision: int = -1
     asked: float = -math.inf
-    work: Future[Verdict] | None = None
+    report: Report | None = None
+    work: Future[tuple[Verdict, Report | None]] | None = None
 
 
 class Judge:
@@ -176,21 +177,34 @@ class Judge:
         """
         case = self._cases.setdefault(run_id, _Case())
         if case.work is not None and case.work.done():
-            case.verdict, case.work = case.work.result(), None
+            (case.verdict, case.report), case.work = case.work.result(), None
         due = time.monotonic() - case.asked >= PAUSE_SECONDS
         if case.work is None and due and case.revision != source.revision:
             case.revision, case.asked = source.revision, time.monotonic()
             case.work = self._pool.submit(_judged, source)
         return case.verdict
 
+    def report(self, run_id: str) -> Report | None:
+        """The report that the latest verdict was taken from.
+
+        Args:
+            run_id: its id.
+
+        Returns:
+            The report, None before the first is ready. Its run is closed: what it has read stays valid.
+        """
+        case = self._cases.get(run_id)
+        return None if case is None else case.report
+
     def close(self) -> None:
         """Stop the thread."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _judged(source: FollowedRun) -> Verdict:
+def _judged(source: FollowedRun) -> tuple[Verdict, Report | None]:
     try:
         with source.opened() as run:
-            return verdict_of(diagnose(run))
+            report = diagnose(run)
+            return verdict_of(report), report
     except Exception as error:  # one odd run must not take the verdicts of the others with it
-        return Verdict("not enough data", f"The run could not be diagnosed: {source.told(error)}")
+        return Verdict("not enough data", f"The run could not be diagnosed: {source.told(error)}"), None

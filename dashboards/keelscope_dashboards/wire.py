@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ABSENT", "INF", "NAN", "ZERO", "encode_deviations", "pack"]
+__all__ = ["ABSENT", "INF", "NAN", "RESOLUTION", "ZERO", "encode_deviations", "pack"]
 
 ZERO, NAN, ABSENT, INF = -32768, -32767, -32766, 32767
 """int16 codes of cells that hold no value."""
@@ -51,12 +51,15 @@ def _wired(array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array, dtype=kind)
 
 
-def encode_deviations(deviations: NDArray[np.float32], kinds: NDArray[np.uint8]) -> tuple[NDArray[np.int16], float]:
+def encode_deviations(
+    deviations: NDArray[np.float32], kinds: NDArray[np.uint8], resolution: float = RESOLUTION
+) -> tuple[NDArray[np.int16], float]:
     """Deviations in 16 bits: at 0.001 decades a unit the error is at most 0.0005 decades up to 32 decades.
 
     Args:
         deviations: decades, any shape.
         kinds: `Kind` of the same shape.
+        resolution: smallest unit; 0 makes the most of 16 bits, as values that are no decades need.
 
     Returns:
         Codes and decades per unit.
@@ -67,7 +70,7 @@ def encode_deviations(deviations: NDArray[np.float32], kinds: NDArray[np.uint8])
         ([-1500, -32768], 0.001)
     """
     widest = float(np.abs(deviations).max(initial=0.0))
-    unit = max(RESOLUTION, widest / _TOP)
+    unit = max(resolution, widest / _TOP) or RESOLUTION
     codes = np.rint(np.divide(deviations, unit, dtype=np.float64)).astype(np.int16)
     for kind, code in ((Kind.ZERO, ZERO), (Kind.NAN, NAN), (Kind.ABSENT, ABSENT), (Kind.INF, INF)):
         codes[kinds == kind] = code

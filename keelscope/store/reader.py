@@ -168,6 +168,22 @@ class Run:
         """
         return self.read(key) if key in self else None
 
+    def steps_of(self, group: str) -> NDArray[np.int64]:
+        """The recorded steps of one group, without reading a statistic; probes may record at their own rhythm.
+
+        Args:
+            group: name of a group, or ``"scalars"``.
+
+        Returns:
+            ``[step]``, strictly increasing.
+
+        Raises:
+            SeriesNotFoundError: if the run has no such group.
+        """
+        if group != SCALARS and group not in self.groups:
+            raise SeriesNotFoundError(self._not_found(group))
+        return self._source.steps(group)
+
     def observed(self, group: str, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
         """Whether each site was seen on each step, so that a NaN there is a computed one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from dash import Dash
 from flask.testing import FlaskClient
+from werkzeug.serving import make_server
 
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.reader import Run
@@ -27,6 +29,18 @@ from keelscope_dashboards.state import RunState, run_states
 from keelscope_dashboards.verdicts import Judge
 
 PER_LAYER = ("attn.weight", "attn.bias")
+CHROMIUM = Path("/usr/bin/chromium")
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+WAIT = 20_000  # ms, for a loaded machine
 
 
 def layout_of(
@@ -216,4 +230,119 @@ def served(*targets: Path) -> Iterator[Served]:
 def three_runs(runs_folder: Path) -> Iterator[Served]:
     """The app over keel, post_ln and pre_ln."""
     with served(runs_folder) as app:
+        yield app
+
+
+@contextmanager
+def at_port(app: Any) -> Iterator[str]:
+    server = make_server("127.0.0.1", 0, app.app.server, threaded=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def desk(browser: Any) -> Iterator[Any]:
+    """One profile for most tests, so that scripts are fetched and compiled once."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    yield context
+    context.close()
+
+
+@pytest.fixture
+def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
+    """Opens a page and, at the end, checks that nothing went wrong on it and nothing left this machine."""
+    opened, trouble = [], []
+
+    def open_page(query: str = "", *, url: str = site, **profile: Any) -> Any:
+        page = (browser.new_context(**profile) if profile else desk).new_page()
+        opened.append(page.context if profile else page)
+        page.set_default_timeout(WAIT)
+        page.on(
+            "console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None
+        )
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
+        page.goto(url + query)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield open_page
+    for one in opened:
+        one.close()
+    assert trouble == []
+
+
+def outside(asked: str, url: str) -> bool:
+    return not asked.startswith((url, "data:", "blob:"))
+
+
+SUBLAYER_STATISTICS = (
+    "alpha",
+    "branch_gain",
+    "cosine",
+    "shortcut_gain",
+    "predicted_slope",
+    "input_gradient",
+    "shortcut_part",
+    "branch_part",
+    "path_cosine",
+    "shortcut_only_gradient",
+)
+GATE_STATISTICS = ("value", "minimum", "maximum", "saturated_fraction", "gradient")
+
+
+def write_paths_run(path: Path, *, layers: int = 12, steps: int = 6, seed: int = 0) -> Path:
+    """A finished run with the groups ``sublayers`` and ``gates``, whose numbers are random but positive."""
+    rng = np.random.default_rng(seed)
+    layout = layout_of(layers, title=path.stem, scheme="keel", planned=steps * 10)
+    branches = tuple(Site(f"sublayers.{i}.branch", "x + F(x)", "sublayer", "sublayers", i) for i in range(layers))
+    weights = tuple(Site(f"sublayers.{i}.alpha", "learnable scalar", "gate", "sublayers", i, 1) for i in range(layers))
+    extra = tuple(
+        GroupSpec(name, tuple(StatisticSpec(one, "1", one) for one in statistics), sites)
+        for name, statistics, sites in (
+            ("sublayers", SUBLAYER_STATISTICS, branches),
+            ("gates", GATE_STATISTICS, weights),
+        )
+    )
+    writer = RunWriter(path, RunLayout(layout.info, (*layout.groups, *extra), layout.scalars))
+    for row in rows_of("keel", layers, steps, seed=seed):
+        more = {group.name: {spec.name: rng.uniform(0.1, 0.9, layers) for spec in group.statistics} for group in extra}
+        more["gates"]["gradient"][2] = 0.0
+        writer.append(Row(row.step, row.wall_time, {**row.values, **more}, row.scalars))
+    writer.close()
+    return Path(writer.path)
+
+
+@pytest.fixture(scope="session")
+def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three small transformers as ``keelscope train`` really records them, and a run with paths and gates."""
+    from keelscope.cli import main
+
+    folder = tmp_path_factory.mktemp("recorded")
+    sizes = "--depth 8 --width 16 --heads 2 --steps 12 --every 1 --batch-size 2 --length 32 --json"
+    main(["train", "keel", "post_ln", "pre_ln", *sizes.split(), "--out", str(folder)])
+    write_paths_run(folder / "with_paths.h5", layers=8)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def recorded(recorded_folder: Path) -> Iterator[Served]:
+    """The app over what was recorded, every verdict ready."""
+    with served(recorded_folder) as app:
+        app.judged()
         yield app

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from werkzeug.serving import make_server
 
 CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 WAIT = 20_000  # ms, for a loaded machine
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
@@ -31,67 +18,10 @@ if not CHROMIUM.exists():
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(ARGUMENTS))
-        yield chromium
-        chromium.close()
-
-
-@contextmanager
-def at_port(app: Any) -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, app.app.server, threaded=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-@pytest.fixture(scope="module")
-def site(three_runs: Any) -> Iterator[str]:
+def site(kit: ModuleType, three_runs: Any) -> Iterator[str]:
     three_runs.judged()
-    with at_port(three_runs) as url:
+    with kit.at_port(three_runs) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def desk(browser: Any) -> Iterator[Any]:
-    """One profile for most tests, so that scripts are fetched and compiled once."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    yield context
-    context.close()
-
-
-@pytest.fixture
-def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
-    """Opens a page and, at the end, checks that nothing went wrong on it and nothing left this machine."""
-    opened, trouble = [], []
-
-    def open_page(query: str = "", *, url: str = site, **profile: Any) -> Any:
-        page = (browser.new_context(**profile) if profile else desk).new_page()
-        opened.append(page.context if profile else page)
-        page.set_default_timeout(WAIT)
-        page.on(
-            "console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None
-        )
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
-        page.goto(url + query)
-        page.wait_for_selector("body[data-ready]")
-        return page
-
-    yield open_page
-    for one in opened:
-        one.close()
-    assert trouble == []
-
-
-def outside(asked: str, url: str) -> bool:
-    return not asked.startswith((url, "data:", "blob:"))
 
 
 def text_of(page: Any, selector: str, wanted: str) -> None:
@@ -202,7 +132,7 @@ def test_a_card_focuses_its_run_and_an_eye_hides_one(visit: Callable[..., Any]) 
     page.locator(".card").nth(2).click()
     text_of(page, "#focused", "pre_ln")
     page.locator(".eye").nth(0).click()
-    page.wait_for_url("**runs=post_ln%2Cpre_ln**")
+    page.wait_for_url("**runs=post_ln,pre_ln**")
     assert page.locator(".eye").nth(0).get_attribute("aria-pressed") == "false"
 
 
@@ -228,7 +158,7 @@ def test_blocks_of_two_sub_layers_are_named_as_in_the_report(
     visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
 ) -> None:
     kit.write_run(tmp_path / "run.h5", "keel", layers=24, steps=20, sublayers=2)
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit("?layer=14&step=100", url=url)
         text_of(page, "#where", "sub-layer 14, step 100 · run · sublayers.6")
         text_of(page, "#history-layer", "sub-layer 14 · sublayers.6")
@@ -296,7 +226,7 @@ def test_a_phone_does_not_scroll_sideways(visit: Callable[..., Any]) -> None:
 def test_an_empty_folder_shows_how_to_record_and_then_the_run(
     visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
 ) -> None:
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit(url=url)
         playwright.expect(page.get_by_text("No runs yet")).to_be_visible()
         text_of(page, "#empty pre", "ks.watch(model")
@@ -315,7 +245,7 @@ def test_a_live_run_is_followed_until_the_user_looks_back(
     for row in rows[:5]:
         writer.append(row)
     writer.flush()
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit(url=url)
         text_of(page, "#where", "sub-layer 5, step 40 · live")
         text_of(page, "#pulse", "Live · step 40")
@@ -345,7 +275,7 @@ def test_hostile_names_stay_text_and_broken_files_say_why(
 ) -> None:
     kit.write_run(tmp_path / "<img src=x onerror=alert(1)>.h5", "broken", layers=12, steps=40)
     (tmp_path / "note.h5").write_text("not a run")
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit(url=url)
         text_of(page, "#cards", "<img src=x onerror=alert(1)>")
         text_of(page, "#cards", "Non-finite")
@@ -362,12 +292,13 @@ def test_any_depth_and_length_is_drawn(
     visit: Callable[..., Any], kit: ModuleType, tmp_path: Path, layers: int, steps: int
 ) -> None:
     kit.write_run(tmp_path / "run.h5", "keel", layers=layers, steps=steps)
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit(url=url)
         click_at(page, "heatmap", 0.5, 0.01)
         text_of(page, "#where", "step")
         assert page.evaluate("keelscope.view.layer") <= 1 + layers // 90
         assert page.evaluate("document.querySelectorAll('*').length") < 2000
+        page.close()
 
 
 def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
@@ -376,7 +307,7 @@ def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
     from keelscope.store.reader import open_run
 
     path = kit.write_run(tmp_path / "long.h5", "pre_ln", layers=4, steps=1501, every=1)
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit("?step=700&layer=2", url=url)
         text_of(page, "#pooled", "farthest of every 2 recorded steps")
         page.wait_for_timeout(600)
@@ -390,7 +321,7 @@ def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
 
 def test_a_lost_server_is_said_and_the_data_stay(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
     kit.write_run(tmp_path / "run.h5", "keel", layers=8, steps=5)
-    with kit.served(tmp_path) as app, at_port(app) as url:
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit(url=url)
         text_of(page, "#where", "sub-layer 2, step 40 · run")
         page.route("**/api/v1/state", lambda route: route.fulfill(status=503, body=""))

@@ -12,6 +12,7 @@ import pytest
 from keelscope.diagnosis.finding import Severity
 from keelscope.diagnosis.headline import Word
 from keelscope_dashboards import cards
+from keelscope_dashboards.pages import OVERVIEW
 from keelscope_dashboards.skeleton import skeleton
 from keelscope_dashboards.state import RunState
 from keelscope_dashboards.verdicts import TIMES, Figure, Note, Verdict, times
@@ -111,7 +112,7 @@ def test_ratios_are_short(ratio: float, text: str) -> None:
 def test_the_first_paint_holds_the_verdicts_and_escapes_everything() -> None:
     hostile = replace(STATE, name=HOSTILE, verdict=Verdict(HOSTILE, HOSTILE, (Figure(HOSTILE, HOSTILE, HOSTILE),)))
     broken = replace(STATE, status="error", error=HOSTILE, verdict=Verdict("error", HOSTILE))
-    markup = skeleton([hostile, broken, STATE], HOSTILE)
+    markup = skeleton([hostile, broken, STATE], HOSTILE, OVERVIEW)
     assert "<img" not in markup
     assert markup.count("&lt;img") == 7
     assert markup.count('class="card"') == 3

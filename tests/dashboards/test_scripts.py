@@ -38,6 +38,11 @@ def run(expression: str, **values: Any) -> Any:
     return json.loads(done.stdout)
 
 
+def plainly(text: str) -> str:
+    """With the signs that a keyboard has."""
+    return text.replace("\N{MINUS SIGN}", "-").replace("\N{MULTIPLICATION SIGN}", "x")
+
+
 def tile() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(3)
     kinds = rng.choice(np.array([0, 1, 1, 1, 1, 1, 2, 3, 4], dtype=np.uint8), (23, 5))
@@ -175,3 +180,93 @@ def test_a_tail_joins_its_tile_only_if_both_are_of_one_kind() -> None:
     assert first == [1, 1, 9, 9, 9]
     assert refused == [None] * 4
     assert beyond is None
+
+
+def test_blocks_get_their_arrays_back() -> None:
+    from keelscope_dashboards.blocks import Axis, Chart, Line, encoded
+
+    line = Line("a", 0, np.array([0.0, 1.0]), np.array([np.nan, -np.inf]))
+    blocks, arrays = encoded([Chart("b", Axis(), Axis(log=True), (line,))])
+    body = base64.b64encode(wire.pack({"blocks": blocks}, arrays)).decode()
+    back = run(
+        "(() => { const bytes = Uint8Array.from(atob(given.body), (c) => c.charCodeAt(0));"
+        " const { header, arrays } = ks.unpack(bytes.buffer);"
+        " const [chart] = ks.revived(header.blocks, arrays), [line] = chart.lines;"
+        " return [line.x, [...line.y].map(String), line.low, chart.y.log]; })()",
+        body=body,
+    )
+    assert back == [[0, 1], ["NaN", "-Infinity"], None, True]
+
+
+@pytest.mark.parametrize(
+    ("extent", "span", "held", "expected"),
+    [
+        ([0, 10], 0, None, [-0.5, 10.5]),
+        ([2, 2], 4, None, [0, 4]),
+        ([0, 0], 0, None, [-0.5, 0.5]),
+        ([4, 6], 0, [0, 5.9], [0, 6.1]),  # grows, never shrinks
+        ([4, 6], 0, [3, 7], [3, 7]),
+        ([4, 6], 0, [-90, 90], [3.9, 6.1]),  # unless it is far too wide
+        (None, 0, None, [-0.05, 1.05]),
+    ],
+)
+def test_an_axis_has_room_and_is_calm(
+    extent: list[float] | None, span: float, held: list[float] | None, expected: list[float]
+) -> None:
+    assert run("ks.roomy(given.e, given.s, given.h)", e=extent, s=span, h=held) == pytest.approx(expected)
+
+
+def test_log_axes_of_any_width_have_a_few_readable_ticks() -> None:
+    wide = run("ks.logTicks([-9, -3], 6)")
+    assert wide["values"] == [-9, -8, -7, -6, -5, -4, -3]
+    narrow = run("ks.logTicks([Math.log10(0.4), Math.log10(1.2)], 6)")
+    assert narrow["text"] == ["0.4", "0.6", "0.8", "1", "1.2"]
+    np.testing.assert_allclose(narrow["values"], np.log10([0.4, 0.6, 0.8, 1.0, 1.2]), atol=1e-9)
+    texts = run("ks.logTicks([-5.2, -3.9], 6)")["text"]
+    powers = ["10<sup>-5</sup>", "2x10<sup>-5</sup>", "5x10<sup>-5</sup>", "10<sup>-4</sup>"]
+    assert [plainly(text) for text in texts] == powers
+    ranges = [[low, low + width] for low in np.linspace(-8, 3, 23).tolist() for width in (0.01, 0.1, 0.5, 1.3, 3.4, 20)]
+    counts = run("given.ranges.map((range) => ks.logTicks(range, 6).values.length)", ranges=ranges)
+    assert min(counts) >= 1
+    assert max(counts) <= 9
+
+
+def test_values_in_linear_units_are_written_with_their_sign() -> None:
+    texts = run("[0.25, -0.0315, 0, null, -1e-7].map((v) => ks.plain(v === null ? NaN : v))")
+    assert [plainly(text) for text in texts] == ["0.25", "-0.0315", "exactly 0", "no value", "-1.00 x 10⁻⁷"]
+
+
+def test_steps_and_tokens_are_mapped_onto_each_other() -> None:
+    steps, tokens = [0, 10, 40], [100, 200, 800]
+    there = run("[-5, 0, 5, 25, 40, 99].map((s) => ks.interpolated(given.a, given.b, s))", a=steps, b=tokens)
+    assert there == [100, 100, 150, 500, 800, 800]
+    back = run("[100, 150, 500, 800].map((s) => ks.interpolated(given.b, given.a, s))", a=steps, b=tokens)
+    assert back == [0, 5, 25, 40]
+    assert run("ks.nearest([1, 4, 9], 6.4)") == 1
+    assert run("ks.extent([[3, NaN], [-1, Infinity]].map((a) => Float64Array.from(a)))") == [-1, 3]
+
+
+def test_a_ramp_spans_the_range_of_the_values() -> None:
+    codes = [-2000, 0, 500, 1000, 3000]
+    places = run("given.c.map((c) => ks.rampTable(0.001, 0, 1, 255)[c & 0xffff])", c=codes)
+    assert places == [0, 0, 127, 254, 254]
+
+
+def test_what_was_not_observed_zero_and_nan_are_drawn_each_in_its_way() -> None:
+    codes = [wire.ABSENT, wire.ZERO, wire.NAN, wire.INF, 0]
+    colours = run(
+        "(() => { const tile = { bins: 5, layers: 1, unit: 0.001, codes: Int16Array.from(given.codes),"
+        " edges: Float64Array.from([0, 1, 2, 3, 4, 5]) };"
+        " const image = { width: 60, height: 12, data: new Uint8ClampedArray(60 * 12 * 4) };"
+        " const colours = Uint32Array.from({ length: 255 }, (_, i) => 1000 + i);"
+        " const look = { colours, limit: 16, period: 6, stroke: 2,"
+        " ground: 1, zero: 2, alarmGround: 3, alarm: 4, dots: 5, blank: 6 };"
+        " ks.paintCells(image, tile, { x0: 0, x1: 5, y0: 0.5, y1: 1.5 }, look);"
+        " const out = new Uint32Array(image.data.buffer), seen = [];"
+        " for (let cell = 0; cell < 5; cell++) { const kinds = new Set();"
+        " for (let x = 12 * cell; x < 12 * cell + 12; x++)"
+        " for (let y = 0; y < 12; y++) kinds.add(out[y * 60 + x]); seen.push([...kinds].sort((a, b) => a - b)); }"
+        " return seen; })()",
+        codes=codes,
+    )
+    assert colours == [[5, 6], [1, 2], [3, 4], [3, 4], [1127]]

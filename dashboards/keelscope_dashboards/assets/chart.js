@@ -17,7 +17,13 @@
       this.drawn = "";
       this.measure();
       Plotly.newPlot(this.frame, [{ x: [], y: [], type: "scatter" }], this.sized(frame), { staticPlot: true, showSendToCloud: false, displayModeBar: false });
-      new ResizeObserver(() => { if (this.measure()) onResize(); }).observe(box);
+      this.observer = new ResizeObserver(() => { if (this.measure()) onResize(); });
+      this.observer.observe(box);
+    }
+
+    close() {
+      this.observer.disconnect();
+      Plotly.purge(this.frame);
     }
 
     add(tag, name) {

@@ -4,7 +4,14 @@
 
   const $ = (id) => document.getElementById(id);
 
-  // --- address: ?run=&runs=&metric=&step=&layer=&x=a~b&y=a~b; layer is a depth as the report counts it
+  // --- address: PAGE?run=&runs=&metric=&step=&layer=&x=a~b&y=a~b&CHOICE=a,b; layer is a depth as the report counts it
+
+  const OWN = new Set(["run", "runs", "metric", "step", "layer", "x", "y"]);
+
+  ks.readPage = function (path, pages) {
+    const name = path.split("/").pop();
+    return pages.find((page) => page.name === name) || pages[0];
+  };
 
   ks.readAddress = function (search) {
     const query = new URLSearchParams(search);
@@ -20,6 +27,7 @@
     return {
       run: query.get("run"), runs: runs ? runs.split(",") : null, metric: query.get("metric"),
       step: number("step"), layer: number("layer"), x: range("x"), y: range("y"),
+      rest: Object.fromEntries([...query].filter(([name]) => !OWN.has(name)).map(([name, value]) => [name, value.split(",")])),
     };
   };
 
@@ -27,14 +35,16 @@
     const query = new URLSearchParams();
     const run = view.run(view.focus);
     if (run) query.set("run", run.name);
-    if (view.hidden && view.hidden.size) query.set("runs", view.shown().map((one) => one.name).join(","));
-    query.set("metric", view.panel);
+    const page = view.pages.page, overview = page.name === "overview";
+    if (view.hidden && view.hidden.size) query.set("runs", view.drawn().map((one) => one.name).join(","));
+    if (overview) query.set("metric", view.panel);
     if (view.at !== null) query.set("step", String(view.at));
     if (view.layer && view.tile()) query.set("layer", String(ks.depthOf(view.tile(), view.layer)));
     for (const [name, range] of [["x", view.zoomX], ["y", view.zoomY]]) {
-      if (range) query.set(name, range.map((end) => Number(end.toPrecision(6))).join("~"));
+      if (range && overview) query.set(name, range.map((end) => Number(end.toPrecision(6))).join("~"));
     }
-    return `?${query}`;
+    for (const [name, values] of Object.entries(view.pages.wished())) query.set(name, values.join(","));
+    return `./${overview ? "" : page.name}?${String(query).replace(/%2C/g, ",").replace(/%2F/g, "/")}`;
   };
 
   // --- slider: a real range input over the step axis, its thumb centred on the cursor line
@@ -43,13 +53,13 @@
     const input = document.createElement("input");
     Object.assign(input, { type: "range", id: "step", min: 0, max: 1, value: 0, step: "any" });
     input.setAttribute("aria-label", "Step");
-    box.appendChild(input);
+    box.append(ks.playButton(), input);
     input.addEventListener("input", () => onStep(Number(input.value)));
     return {
       input,
       update(view) {
         const chart = view.scene.heatmap, step = view.step();
-        input.style.marginLeft = `${chart.left - 9}px`;
+        input.style.marginLeft = `${chart.left - 9 - 34}px`;
         input.style.width = `${chart.width + 18}px`;
         [input.min, input.max] = chart.x;
         input.value = step;
@@ -60,9 +70,18 @@
     };
   };
 
+  ks.playButton = function () {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "play" });
+    button.setAttribute("aria-label", "Play the steps");
+    button.setAttribute("aria-pressed", "false");
+    button.appendChild(Object.assign(document.createElement("span"), { className: "icon icon-play" }));
+    return button;
+  };
+
   // --- pointer and keyboard
 
-  ks.listen = function (view) {
+  ks.listenToCharts = function (view) {
     const { heatmap, profile, history: steps } = view.scene;
     drag(heatmap, ([x, y]) => view.moveTo({ step: x, layer: y }));
     drag(profile, ([, y]) => view.moveTo({ layer: y }));
@@ -72,6 +91,10 @@
       chart.box.addEventListener("dblclick", () => view.zoom(null, null));
     }
     hover(view, heatmap);
+  };
+
+  ks.listen = function (view) {
+    window.addEventListener("popstate", () => view.restore());
     document.addEventListener("click", (event) => click(view, event));
     document.addEventListener("keydown", (event) => key(view, event));
     new MutationObserver(() => view.restyle()).observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
@@ -92,7 +115,7 @@
     document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#cards, #run-list")) held = null; });
   }
 
-  function drag(chart, move) {
+  const drag = (ks.drag = function (chart, move) {
     const { box } = chart;
     box.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
@@ -104,30 +127,32 @@
     });
     box.addEventListener("pointermove", (event) => { if (box.dataset.dragging) move(chart.at(event, true)); });
     for (const end of ["pointerup", "pointercancel"]) box.addEventListener(end, () => { delete box.dataset.dragging; });
-  }
+  });
 
   // Ctrl or Cmd with the wheel (and a pinch) zooms about the pointer; the plain wheel scrolls the page.
   function wheel(view, chart, event) {
     const tile = view.tile();
     if (!(event.ctrlKey || event.metaKey) || !tile) return;
     event.preventDefault();
-    const at = chart.at(event, true), scale = Math.exp(Math.max(-1, Math.min(1, event.deltaY * 0.004)));
-    const about = (range, centre, least) => {
-      const span = Math.max(least, (range[1] - range[0]) * scale), share = (centre - range[0]) / (range[1] - range[0]);
-      return [centre - share * span, centre + (1 - share) * span];
-    };
+    const at = chart.at(event, true), about = (range, centre, least) => ks.zoomed(range, centre, event.deltaY, least);
     const { heatmap, profile, history: steps } = view.scene;
     const x = chart === profile ? view.zoomX : within(about(heatmap.x, at[0], (tile.edges[tile.bins] - tile.edges[0]) / tile.bins * 4), null);
     const y = chart === steps ? view.zoomY : within(about(heatmap.y, at[1], 4), [0.5, tile.layers + 0.5]);
     view.zoom(x, y);
   }
 
-  const within = (range, limits) => {
+  ks.zoomed = function (range, centre, delta, least) {
+    const scale = Math.exp(Math.max(-1, Math.min(1, delta * 0.004)));
+    const span = Math.max(least, (range[1] - range[0]) * scale), share = (centre - range[0]) / (range[1] - range[0]);
+    return [centre - share * span, centre + (1 - share) * span];
+  };
+
+  const within = (ks.within = (range, limits) => {
     if (!limits) return range;
     if (range[1] - range[0] >= limits[1] - limits[0]) return null;
     const shift = Math.max(0, limits[0] - range[0]) - Math.max(0, range[1] - limits[1]);
     return [range[0] + shift, range[1] + shift];
-  };
+  });
 
   function hover(view, chart) {
     const tip = chart.add("div", "tip");
@@ -138,37 +163,50 @@
       tip.hidden = !at || !tile.bins || at[0] > tile.edges[tile.bins] || event.pointerType === "touch";
       if (tip.hidden) return;
       const bin = ks.binAt(tile, at[0]), layer = Math.min(tile.layers, Math.max(1, Math.round(at[1])));
-      tip.replaceChildren(...tipLines(tile, bin, layer).map((text, i) => {
-        const line = document.createElement("div");
-        line.textContent = text;
-        if (i === 0) line.className = "strong";
-        return line;
-      }));
-      const flip = at[2] > 0.7;
-      tip.style.left = `${chart.left + at[2] * chart.width + (flip ? -12 : 12)}px`;
-      tip.style.top = `${chart.top + (1 - at[3]) * chart.height}px`;
-      tip.classList.toggle("flip", flip);
+      ks.showTip(chart, tip, at, ks.tipLines(tile, bin, layer));
     });
   }
 
-  function tipLines(tile, bin, layer) {
+  ks.showTip = function (chart, tip, at, lines) {
+    tip.hidden = false;
+    tip.replaceChildren(...lines.map((text, i) => {
+      const line = document.createElement("div");
+      line.textContent = text;
+      if (i === 0) line.className = "strong";
+      return line;
+    }));
+    const flip = at[2] > (chart.width > 500 ? 0.7 : 0.5);
+    tip.style.left = `${chart.left + at[2] * chart.width + (flip ? -12 : 12)}px`;
+    tip.style.top = `${chart.top + Math.min(0.9, Math.max(0.1, 1 - at[3])) * chart.height}px`;
+    tip.classList.toggle("flip", flip);
+  };
+
+  ks.tipLines = function (tile, bin, layer) {
     const level = ks.levelAt(tile, bin, layer - 1), code = tile.codes[bin * tile.layers + layer - 1];
     const steps = tile.first[bin] === tile.last[bin] ? `step ${ks.count(tile.first[bin])}`
       : `steps ${ks.count(tile.first[bin])} to ${ks.count(tile.last[bin])}, farthest`;
     const name = tile.labels[layer - 1];
     const words = { [ks.ABSENT]: "not observed", [ks.NAN]: "NaN", [ks.INF]: "Inf", [ks.ZERO]: "exactly 0" };
-    const about = code in words ? [words[code]] : [ks.value(level), `${ks.signed(code * tile.unit)} decades`];
+    const number = tile.scale === "linear" ? ks.plain(level) : ks.value(level);
+    const off = tile.reference === "none" ? [] : [`${ks.signed(code * tile.unit)} decades`];
+    const about = code in words ? [words[code]] : [number, ...off];
     return [about.join(" · "), `${ks.depthText(tile, layer)}${name ? ` · ${name}` : ""}`, steps];
-  }
+  };
 
   function click(view, event) {
     const hit = (selector) => event.target.closest && event.target.closest(selector);
-    const eye = hit("[data-show]"), finding = hit(".show"), run = hit("[data-run]");
-    if (eye) view.show(eye.dataset.show, eye.getAttribute("aria-pressed") !== "true");
+    const eye = hit("[data-show]"), finding = hit(".show"), run = hit("[data-run]"), link = hit("a.page-link");
+    if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
+      event.preventDefault();
+      view.pages.go(link.dataset.page);
+      menu(false);
+    } else if (link) return;
+    else if (hit(".play")) view.play(!view.playing);
+    else if (eye) view.show(eye.dataset.show, eye.getAttribute("aria-pressed") !== "true");
     else if (finding) goTo(view, finding.dataset);
     else if (run) { view.focusOn(run.dataset.run); menu(false); }
     else if (hit("#menu")) menu(!document.body.classList.contains("menu-open"));
-    else if (hit("#follow")) view.moveTo({ follow: true });
+    else if (hit("#follow, .follow")) view.moveTo({ follow: true });
     else if (hit("#reset")) view.zoom(null, null);
     else if (hit("#copy")) copyLink(view, hit("#copy"));
     else if (hit("#help")) $("keys").showModal();
@@ -182,22 +220,24 @@
   }
 
   // Move to the place a finding speaks of: its run, metric, last step and first layer.
-  async function goTo(view, { run, site, step, panel }) {
+  async function goTo(view, { run, site, step, panel, depth, to }) {
+    if (to) view.pages.go(to);
     view.focusOn(run);
     if (panel) view.setPanel(panel);
     const one = view.run(run);
     if (one) await view.data.want(run, view.panel, one.revision);
     const tile = view.tile();
     if (!tile) return;
-    const index = tile.labels.findIndex((label) => label && (label === site || site.startsWith(`${label}.`)));
-    view.moveTo({ step: Number(step) >= 0 ? Number(step) : undefined, layer: index >= 0 ? index + 1 : undefined });
-    $("heatmap").scrollIntoView({ block: "nearest" });
+    const index = site ? tile.labels.findIndex((label) => label && (label === site || site.startsWith(`${label}.`))) : -1;
+    const layer = index >= 0 ? index + 1 : Number(depth) > 0 ? ks.layerAt(tile, Number(depth)) : undefined;
+    view.moveTo({ step: Number(step) >= 0 ? Number(step) : undefined, layer });
+    if (view.pages.page.name === "overview") $("heatmap").scrollIntoView({ block: "nearest" });
   }
 
   async function copyLink(view, button) {
     const label = button.querySelector("span:last-child");
     try {
-      await navigator.clipboard.writeText(location.origin + location.pathname + ks.writeAddress(view));
+      await navigator.clipboard.writeText(new URL(ks.writeAddress(view), location.href).href);
       label.textContent = "Copied";
     } catch (error) {
       label.textContent = "Copy the address bar";
@@ -209,7 +249,8 @@
     const typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog[open]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = KEYS[event.key] || (/^[1-9]$/.test(event.key) ? (v) => nthPanel(v, Number(event.key)) : null);
-    if (!act || !view.tile()) return;
+    if (!act || (!view.tile() && !["p", "P", "?", "[", "]"].includes(event.key))) return;
+    if (event.key === " " && event.target.closest && event.target.closest("button, a, summary")) return;
     const arrow = event.key.startsWith("Arrow") || event.key === "Home" || event.key === "End";
     if (arrow && !(event.target === document.body || event.target.closest(".chart, main"))) return;
     event.preventDefault();
@@ -225,6 +266,9 @@
     Home: (view) => view.moveTo({ step: view.tile().first[0] }),
     End: (view) => view.moveTo({ step: view.tile().last[view.tile().bins - 1] }),
     f: (view) => view.moveTo({ follow: true }),
+    " ": (view) => view.play(!view.playing),
+    p: (view) => view.pages.next(1),
+    P: (view) => view.pages.next(-1),
     r: (view) => view.zoom(null, null),
     "[": (view) => nextRun(view, -1),
     "]": (view) => nextRun(view, 1),
@@ -243,7 +287,7 @@
 
   function nthPanel(view, n) {
     const panel = view.settings.panels[n - 1];
-    if (panel) view.setPanel(panel.name);
+    if (panel && view.pages.page.name === "overview") view.setPanel(panel.name);
   }
 
   let spoken = 0;
@@ -306,7 +350,7 @@
       boot(settings, digest) {
         const start = () => {
           if (ks.view) return;
-          if (!$("heatmap") || !$("heatmap").clientWidth || !window.Plotly) { requestAnimationFrame(start); return; }
+          if (!$("page") || !$("main").clientWidth || !window.Plotly) { requestAnimationFrame(start); return; }
           if ($("skeleton")) $("skeleton").remove();
           ks.view = new ks.View(settings, digest);
           window.dash_clientside.set_props("metric", { value: ks.view.panel });

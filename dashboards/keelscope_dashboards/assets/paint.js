@@ -2,10 +2,10 @@
 (function (ks) {
   "use strict";
 
-  const KNEE = 0.5;
+  const KNEES = 32; // the scale is close to linear below limit / KNEES: half a decade at a limit of 16
 
   ks.symlog = function (decades, limit) {
-    const t = (Math.sign(decades) * Math.log1p(Math.abs(decades) / KNEE)) / Math.log1p(limit / KNEE);
+    const t = (Math.sign(decades) * Math.log1p((Math.abs(decades) * KNEES) / limit)) / Math.log1p(KNEES);
     return Math.max(-1, Math.min(1, t));
   };
 
@@ -36,6 +36,15 @@
       tables.set(key, table);
     }
     return tables.get(key);
+  };
+
+  // The same for one ramp from `low` to `high`.
+  ks.rampTable = function (unit, low, high, size) {
+    const table = new Uint8Array(65536), scale = (size - 1) / (high - low || 1);
+    for (let code = -32765; code < 32767; code++) {
+      table[code & 0xffff] = Math.max(0, Math.min(size - 1, Math.round((code * unit - low) * scale)));
+    }
+    return table;
   };
 
   const RANK = (code) => (code === ks.INF ? 4 : code === ks.NAN ? 3 : code === ks.ZERO ? 2 : code === ks.ABSENT ? 0 : 1);
@@ -87,6 +96,7 @@
 
   function hatch(code, x, y, look) {
     const period = look.period;
+    if (code === ks.ABSENT) return x % period < look.stroke && y % period < look.stroke ? look.dots : look.blank;
     const down = (x + y) % period < look.stroke, up = (x - y + period * 4096) % period < look.stroke;
     if (code === ks.ZERO) return down ? look.zero : look.ground;
     if (code === ks.NAN) return up ? look.alarm : look.alarmGround;
@@ -100,7 +110,7 @@
     const rowEdges = Float64Array.from({ length: tile.layers + 1 }, (_, i) => i + 0.5);
     const columns = ks.pixelSpans(width, view.x0, view.x1, tile.edges, tile.bins);
     const rows = ks.pixelSpans(height, view.y0, view.y1, rowEdges, tile.layers);
-    const table = ks.indexTable(tile.unit, look.limit, look.colours.length);
+    const table = look.table || ks.indexTable(tile.unit, look.limit, look.colours.length);
     const column = new Int16Array(height);
     let lastFrom = -2, lastTo = -2;
     for (let x = 0; x < width; x++) {
@@ -114,7 +124,7 @@
         if (rows.from[y] < 0) continue;
         const code = column[y], at = (height - 1 - y) * width + x;
         if (code > -32766 && code < 32767) out[at] = look.colours[table[code & 0xffff]];
-        else if (code !== ks.ABSENT) out[at] = hatch(code, x, y, look);
+        else out[at] = hatch(code, x, y, look);
       }
     }
   };
@@ -132,6 +142,7 @@
     context.lineWidth = style.width;
     context.lineJoin = "round";
     context.globalAlpha = style.alpha;
+    context.setLineDash(style.dash || []);
     context.beginPath();
     let pen = false;
     for (let i = 0; i < xs.length; i++) {
@@ -140,7 +151,26 @@
       pen = true;
     }
     context.stroke();
-    markers(context, xs, ys, style);
+    context.setLineDash([]);
+    if (style.symbol) markers(context, xs, ys, style);
+    context.globalAlpha = 1;
+  };
+
+  // The area between two edges, left out where either is missing.
+  ks.paintBand = function (context, xs, lows, highs, colour) {
+    context.globalAlpha = 0.18;
+    context.fillStyle = colour;
+    let start = 0;
+    for (let i = 0; i <= xs.length; i++) {
+      if (i < xs.length && Number.isFinite(xs[i]) && Number.isFinite(lows[i]) && Number.isFinite(highs[i])) continue;
+      if (i - start > 1) {
+        context.beginPath();
+        for (let k = start; k < i; k++) context.lineTo(xs[k], highs[k]);
+        for (let k = i - 1; k >= start; k--) context.lineTo(xs[k], lows[k]);
+        context.fill();
+      }
+      start = i + 1;
+    }
     context.globalAlpha = 1;
   };
 

@@ -10,10 +10,16 @@
       this.view = view;
       this.levels = { key: "", range: [-1, 0] };
       this.use();
-      const redraw = () => view.invalidate();
+    }
+
+    // Make the charts, which need boxes of some size, once.
+    mount() {
+      if (this.heatmap) return;
+      const redraw = () => this.view.invalidate();
       this.heatmap = new ks.Chart(document.getElementById("heatmap"), this.frames.heatmap, redraw);
       this.profile = new ks.Chart(document.getElementById("profile"), this.frames.profile, redraw);
       this.history = new ks.Chart(document.getElementById("history"), this.frames.history, redraw);
+      ks.listenToCharts(this.view);
     }
 
     // Take the colours of the scheme that is on.
@@ -24,10 +30,13 @@
       this.palette = settings.palettes[scheme];
       this.frames = settings.frames[scheme];
       this.colours = ks.lookup(settings.colours[scheme]);
+      this.ramp = ks.lookup(settings.ramps[scheme]);
+      this.plain = settings.plain[scheme];
       const dark = scheme === "dark", ratio = window.devicePixelRatio || 1;
       this.look = {
         colours: this.colours, limit: settings.limit, period: Math.round(6 * ratio), stroke: Math.round(2 * ratio),
         ground: word(dark ? "#23272d" : "#ffffff"), zero: word(dark ? "#7d8590" : "#8a929d"),
+        dots: word(dark ? "#4b535e" : "#aab2bd"), blank: word(dark ? "#0f1215" : "#f4f6f8"),
         alarmGround: word(dark ? "#3a1230" : "#fbe3f1"), alarm: word(dark ? "#ff6ac1" : "#c2257a"),
       };
       this.painted = "";

@@ -20,8 +20,10 @@
       this.rested = new Map();
       this.wish = ks.readAddress(location.search);
       if (settings.panels.some((panel) => panel.name === this.wish.metric)) this.panel = this.wish.metric;
+      this.pages = new ks.Pages(this);
       this.scene = new ks.Scene(settings, this);
       this.slider = ks.makeSlider($("slider"), (step) => this.moveTo({ step }));
+      this.pages.open(ks.readPage(location.pathname, settings.pages), this.wish.rest);
       this.data = new ks.Data((state, fresh) => this.onState(state, fresh), (run, panel) => this.onTile(run, panel), (n) => this.onLost(n));
       ks.listen(this);
       this.scene.drawLegend(this.panelOf());
@@ -33,14 +35,22 @@
     run(id) { return this.runs.find((run) => run.id === id) || null; }
     readable() { return this.runs.filter((run) => !run.error); }
     shown() { return this.readable().filter((run) => !this.hidden.has(run.id) && run.panels.includes(this.panel)); }
+    drawn() { return this.readable().filter((run) => this.hidden && !this.hidden.has(run.id)); }
     tile() { return this.focus && this.data.tile(this.focus, this.panel); }
     panelOf() { return this.settings.panels.find((panel) => panel.name === this.panel); }
 
     step() {
       const tile = this.tile();
-      if (!tile || !tile.bins) return 0;
+      if (!tile || !tile.bins) return this.wish.step !== null ? this.wish.step : Math.max(0, (this.run(this.focus) || {}).head || 0);
       if (this.at === null) return tile.last[tile.bins - 1];
       return this.at;
+    }
+
+    // Depth of the cursor, as the report counts it.
+    depth() {
+      const tile = this.tile();
+      if (tile && this.layer !== null) return ks.depthOf(tile, this.layer);
+      return Math.max(1, Math.round(this.wish.layer || 1));
     }
 
     // Nearest step that is recorded in the focused run.
@@ -109,6 +119,32 @@
       this.rest();
     }
 
+    moveToDepth(step, depth) {
+      const tile = this.tile();
+      this.moveTo({ step, layer: tile && depth !== undefined ? ks.layerAt(tile, depth) : undefined });
+    }
+
+    // Step by step through the run, a few seconds for all of it.
+    play(on) {
+      clearInterval(this.playing);
+      this.playing = null;
+      const tile = this.tile();
+      if (on && tile && tile.bins > 1) {
+        const last = tile.last[tile.bins - 1], stride = Math.max(1, Math.round(tile.bins / 80));
+        if (this.step() >= last) this.moveTo({ step: tile.first[0] });
+        this.playing = setInterval(() => {
+          const own = this.tile(), bin = own ? Math.min(own.bins - 1, ks.binAt(own, this.step()) + stride) : 0;
+          if (!own || this.step() >= own.last[own.bins - 1]) return this.play(false);
+          this.moveTo({ step: own.first[bin] });
+          return null;
+        }, 110);
+      }
+      for (const button of document.querySelectorAll(".play")) {
+        button.setAttribute("aria-pressed", String(Boolean(this.playing)));
+        button.setAttribute("aria-label", this.playing ? "Stop" : "Play the steps");
+      }
+    }
+
     zoom(x, y) {
       this.zoomX = x;
       this.zoomY = y;
@@ -119,6 +155,7 @@
     restyle() {
       this.scene.use();
       this.scene.drawLegend(this.panelOf());
+      this.pages.restyle();
       this.invalidate();
     }
 
@@ -159,11 +196,17 @@
     }
 
     load() {
+      const own = this.run(this.focus);
+      if (own && this.pages.page.name !== "overview" && own.panels.length && !own.panels.includes(this.panel)) {
+        this.panel = own.panels[0];
+        this.scene.drawLegend(this.panelOf());
+      }
       const order = this.shown().sort((a, b) => (b.id === this.focus) - (a.id === this.focus));
       for (const run of order) this.data.want(run.id, this.panel, run.revision);
     }
 
     onTile(run, panel) {
+      this.pages.onTile(run, panel);
       if (panel !== this.panel) return;
       if (run === this.focus) this.settle();
       this.rested.clear();
@@ -199,7 +242,7 @@
 
     async refine() {
       const own = this.tile(), step = this.step(), layer = this.layer, panel = this.panel;
-      if (!own) return;
+      if (!own || this.pages.page.name !== "overview") return;
       for (const run of this.shown()) {
         const tile = this.data.tile(run.id, panel);
         if (!tile || tile.rows === 1) continue;
@@ -231,6 +274,12 @@
       const { all } = this.dirty;
       this.dirty = { all: false, cursor: false };
       if (this.hidden === null) return;
+      this.pages.paint();
+      if (this.pages.page.name !== "overview") {
+        ks.tell(this);
+        return;
+      }
+      this.scene.mount();
       if (all || !this.tile()) {
         this.scene.draw();
         this.scene.drawThumbs();
@@ -245,7 +294,30 @@
       clearTimeout(this.resting);
       clearTimeout(this.writing);
       this.resting = setTimeout(() => this.refine(), REST);
-      this.writing = setTimeout(() => history.replaceState(null, "", ks.writeAddress(this)), ADDRESS_REST);
+      this.writing = setTimeout(() => this.writeAddress(), ADDRESS_REST);
+    }
+
+    writeAddress(push) {
+      clearTimeout(this.writing);
+      history[push ? "pushState" : "replaceState"](null, "", ks.writeAddress(this));
+    }
+
+    // The browser's back and forward: take page, run, step and layer from the address.
+    restore() {
+      const wish = ks.readAddress(location.search), named = this.readable().find((run) => run.name === wish.run);
+      this.wish = wish;
+      if (named && named.id !== this.focus) this.focusOn(named.id);
+      if (wish.metric) this.setPanel(wish.metric);
+      if (wish.runs) this.hidden = new Set(this.readable().filter((run) => !wish.runs.includes(run.name) && run.id !== this.focus).map((run) => run.id));
+      this.zoomX = wish.x;
+      this.zoomY = wish.y;
+      this.pages.open(ks.readPage(location.pathname, this.settings.pages), wish.rest);
+      const tile = this.tile();
+      if (tile && wish.layer !== null) this.layer = ks.layerAt(tile, wish.layer);
+      this.at = wish.step === null ? null : this.snapped(wish.step);
+      this.load();
+      this.decorate();
+      this.invalidate();
     }
 
     // Marks on elements that Dash has drawn: which run is focused, which are shown, thumbnails.

@@ -29,7 +29,7 @@
   ks.tileOf = function (header, arrays, old) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation,
+      scale: header.scale, reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation,
       labels: (old || header).labels || [], depths: (old || header).depths || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
@@ -113,6 +113,66 @@
     return `${mantissa} × 10${ks.power(exponent)}`;
   };
 
+  // A value as it is, however large or small.
+  ks.plain = function (value) {
+    if (Number.isNaN(value)) return "no value";
+    if (value === 0) return "exactly 0";
+    if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
+    const text = ks.value(Math.log10(Math.abs(value)));
+    return value < 0 ? `−${text}` : text;
+  };
+
+  // The blocks of a page with their arrays in place.
+  ks.revived = function (value, arrays) {
+    if (Array.isArray(value)) return value.map((one) => ks.revived(one, arrays));
+    if (value === null || typeof value !== "object") return value;
+    if ("$" in value) return arrays[value.$];
+    return Object.fromEntries(Object.entries(value).map(([name, one]) => [name, ks.revived(one, arrays)]));
+  };
+
+  // Smallest and largest finite number of some arrays, null if there is none.
+  ks.extent = function (arrays) {
+    let low = Infinity, high = -Infinity;
+    for (const array of arrays) {
+      for (const value of array) {
+        if (!Number.isFinite(value)) continue;
+        if (value < low) low = value;
+        if (value > high) high = value;
+      }
+    }
+    return low <= high ? [low, high] : null;
+  };
+
+  // A range with room around it, at least `span` wide, and no narrower than `held` if that is given.
+  ks.roomy = function (extent, span, held) {
+    const [low, high] = extent || [0, 1];
+    const least = span || Math.max(Math.abs(high), Math.abs(low)) * 0.02 || 1;
+    const middle = (low + high) / 2, half = Math.max(least, (high - low) * 1.1) / 2;
+    const range = [middle - half, middle + half];
+    if (!held || (held[0] <= low && held[1] >= high && held[1] - held[0] < 3 * (range[1] - range[0]))) return held || range;
+    return held[1] - held[0] < 3 * (range[1] - range[0]) ? [Math.min(held[0], range[0]), Math.max(held[1], range[1])] : range;
+  };
+
+  // Index of the entry of an increasing or unordered list that is nearest to `x`.
+  ks.nearest = function (xs, x) {
+    let best = -1, far = Infinity;
+    for (let i = 0; i < xs.length; i++) {
+      const off = Math.abs(xs[i] - x);
+      if (off < far) { far = off; best = i; }
+    }
+    return best;
+  };
+
+  // Where `x` lies on a piecewise linear function through increasing points.
+  ks.interpolated = function (xs, ys, x) {
+    if (!xs.length) return x;
+    let i = 1;
+    while (i < xs.length - 1 && xs[i] < x) i++;
+    if (xs.length === 1 || xs[i] === xs[i - 1]) return ys[0];
+    const share = Math.max(0, Math.min(1, (x - xs[i - 1]) / (xs[i] - xs[i - 1])));
+    return ys[i - 1] + share * (ys[i] - ys[i - 1]);
+  };
+
   ks.signed = (d) => (d < 0 ? "−" : "+") + Math.abs(d).toFixed(2);
 
   // Ticks for an axis of log10 values.
@@ -122,6 +182,30 @@
     for (let t = Math.ceil(range[0] / stride) * stride; t <= range[1]; t += stride) values.push(t);
     return { values, text: values.map((t) => `10<sup>${String(t).replace("-", "−")}</sup>`) };
   };
+
+  // Ticks for an axis of log10 values of any width: powers of ten, or plain numbers where it spans less than two.
+  ks.logTicks = function (range, most) {
+    const decades = range[1] - range[0];
+    if (decades >= 3.5 || most < 4) return ks.powerTicks(range, most);
+    const low = 10 ** range[0], high = 10 ** range[1], numbers = [];
+    if (decades > 0.6) {
+      for (let e = Math.floor(range[0]); e <= range[1]; e++) for (const m of decades > 2 ? [1, 3] : [1, 2, 5]) numbers.push(m * 10 ** e);
+    } else {
+      const raw = (high - low) / most, unit = 10 ** Math.floor(Math.log10(raw));
+      const stride = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw);
+      for (let k = Math.ceil((low / stride) * (1 - 1e-9)); k * stride <= high * (1 + 1e-9); k++) numbers.push(k * stride);
+    }
+    const kept = numbers.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
+    return { values: kept.map(Math.log10), text: kept.map(tickText) };
+  };
+
+  // A number on an axis: as it is, or short with its power of ten.
+  function tickText(value) {
+    if (value >= 0.01 && value < 10000) return String(Number(value.toPrecision(3)));
+    const [mantissa, exponent] = value.toExponential(2).split("e");
+    const power = `10<sup>${String(Number(exponent)).replace("-", "−")}</sup>`;
+    return Number(mantissa) === 1 ? power : `${Number(mantissa)}×${power}`;
+  }
 
   // Depth of a layer (1 = at the input) in the unit of its tile, as the report counts it; and the layer that holds a depth.
   ks.depthOf = (tile, layer) => tile.depths[layer - 1] || layer;
