@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -399,6 +401,47 @@ def test_without_an_optimizer_values_are_those_the_step_used():
     assert gate(run, "0.p") == 0.25
     moved = abs(gate(run, "0.p", step=1) - 0.25)
     assert moved == pytest.approx(0.5 * gate(run, "0.p", "gradient"), rel=1e-9)
+
+
+CASES = Path(__file__).parent / "cases" / "handed"
+
+
+def test_a_first_block_on_plain_data_has_the_gates_of_the_others():
+    """A highway network with closed gates; the means are those of the case, computed by hand."""
+    spec = importlib.util.spec_from_file_location("case", CASES / "gates_closed.py")
+    case = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(case)
+    model, step = case.build()
+    with keelscope.watch(model, probes=["gates"]) as watch:
+        for _ in range(2):
+            step(model)
+            watch.step()
+        run = watch.run
+    assert table(run) == {"1.gate": "gate (token)", "2.gate": "gate (token)", "0.gate": "gate (token)"}
+    wanted, modules = case.EXPECT["evidence"]["mean_gate"], case.EXPECT["modules"]
+    for row in range(2):
+        for i in range(3):
+            path = f"{i}.gate"
+            assert gate(run, path, step=row) == pytest.approx(wanted[i], rel=1e-6)
+            norm = modules[path]["out_grad_norms"][0]
+            assert gate(run, path, "gradient", step=row) == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_case_of_rezero():
+    spec = importlib.util.spec_from_file_location("case", CASES / "rezero_alpha.py")
+    case = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(case)
+    model, step = case.build()
+    with keelscope.watch(model, probes=["gates"]) as watch:
+        for _ in range(2):
+            step(model)
+            watch.step()
+        run = watch.run
+    for row in range(2):
+        for path in ("0.alpha", "1.alpha"):
+            norm = case.EXPECT["steps"][row]["params"][path]["grad_norm"]
+            assert gate(run, path, "gradient", step=row) == pytest.approx(norm, rel=1e-6)
+            assert gate(run, path, "saturated_fraction", step=row) == 0
 
 
 @pytest.mark.parametrize("name", ["rezero", "highway", "keel_gate"])
