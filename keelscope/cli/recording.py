@@ -41,6 +41,8 @@ class Plan:
     """Record every n-th step."""
     threads: int = 0
     """CPU threads; 0 is one for a narrow model, whose operations are too small to share, else torch's choice."""
+    probes: Sequence[str] = ("default", "sublayers")
+    """What is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ def record(scheme: str, model: nn.Module, plan: Plan, advance: Callable[[str, fl
     trainer = Trainer(model, plan.text, plan.training)
     config = {"scheme": scheme, "text": Path(plan.text.title).name, **plan.sizes, **_settings(plan.training)}
     path = plan.folder / file_name(scheme)
-    watch = open_watch(model, path, optimizer=trainer.optimizer, every=plan.every, config=config)
+    watch = open_watch(model, path, optimizer=trainer.optimizer, probes=plan.probes, every=plan.every, config=config)
     result: TrainingResult | None = None
     try:
         with watch:

@@ -33,6 +33,9 @@ def train_schemes(
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 100,
     every: Annotated[int, typer.Option(min=1, help="Record every n-th step.")] = 1,
+    probes: Annotated[
+        str, typer.Option(help="Probes to record, separated by commas; keelscope list probes shows them.")
+    ] = "default,sublayers",
     batch_size: Annotated[int, typer.Option(help="Windows of text per step.")] = 8,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
@@ -43,6 +46,7 @@ def train_schemes(
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train reference models on text, record each to OUT/SCHEME.h5, and compare them."""
+    from keelscope.probe import resolve_probes
     from keelscope.text import Text
     from keelscope.training import TrainingConfig
 
@@ -51,7 +55,9 @@ def train_schemes(
         raise UsageError(f"scheme {doubled[0]} is named twice; name each once.")
     training = TrainingConfig(steps=steps, batch_size=batch_size, length=length, learning_rate=lr, seed=seed)
     sizes = {"depth": depth, "width": width, "heads": heads, "seed": seed}
-    plan = Plan(schemes, sizes, Text.read(text), training, out, every, threads)
+    chosen = [name.strip() for name in probes.split(",") if name.strip()]
+    resolve_probes(chosen)  # a wrong name is said before any model is built
+    plan = Plan(schemes, sizes, Text.read(text), training, out, every, threads, chosen)
     recorded = record_all(plan)
     say_results(recorded)
     show_comparison([run.path for run in recorded], json=json)

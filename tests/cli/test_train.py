@@ -165,3 +165,13 @@ def test_progress_is_shown_on_a_terminal(tmp_path):
     assert process.wait() == 0
     assert b"3/3" in shown
     assert b"loss" in shown
+
+
+def test_probes_are_chosen_by_name(keelscope, tmp_path):
+    options = (*SMALL, "--steps", "2", "--out", str(tmp_path))
+    assert keelscope("train", "pre_ln", "--probes", "gradients, tokens", *options)[0] == 0
+    with open_run(tmp_path / "pre_ln.h5") as run:
+        assert {key.partition("/")[0] for key in run.keys()} == {"gradients", "tokens", "scalars"}  # noqa: SIM118
+    code, _, err = keelscope("train", "pre_ln", "--probes", "sublayer", *options)
+    assert code == 2
+    assert "did you mean" in err
