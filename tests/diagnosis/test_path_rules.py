@@ -95,6 +95,15 @@ def test_absorption_in_a_few_sublayers_is_none(stack):
     assert findings(stack.recorded(values), "residual_absorbed") == []
 
 
+@pytest.mark.parametrize(("weight", "found"), [(1e-6, False), (1e-4, True)])
+def test_a_branch_that_starts_closed_is_not_absorbed(stack, weight, found):
+    """LayerScale of 1e-6 adds less than float32 resolves, which is how it starts; 1e-4 is lost in bfloat16 only."""
+    values = stack.measure(16, pre=True)
+    values["branch_gain"] = values["branch_gain"] * 0 + weight**2
+    values["absorbed_fraction"] = values["branch_gain"] * 0 + 0.9
+    assert bool(findings(stack.recorded(values), "residual_absorbed")) is found
+
+
 @pytest.mark.parametrize(("share", "cosine", "many", "found"), [
     (0.003, -0.95, 20, True), (0.03, -0.95, 20, False), (0.003, 0.5, 20, False), (0.003, 0.95, 10, False),
 ])  # fmt: skip
