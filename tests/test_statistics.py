@@ -161,6 +161,9 @@ REGISTERED = registered()
 
 def observation(tap: Tap, x: Tensor) -> tuple[Tensor, ...]:
     """What a probe of this tap is shown."""
+    if tap is Tap.GATE:  # weights and slopes, [entry, 2]
+        weights = (x.real if x.is_complex() else x).double().sum((1, 2))
+        return (torch.stack([weights, weights.abs()], 1),)
     several = {Tap.UPDATE: 2, Tap.INPUT_AND_GRADIENT: 2, Tap.RESIDUAL_SUM: 3, Tap.RESIDUAL_GRADIENTS: 6}
     return tuple(x.flip(1) if i % 2 else x for i in range(several.get(tap, 1)))
 
@@ -477,11 +480,14 @@ def test_many_at_once():
     ]
     tensors += [torch.full((4,), 1e-25), torch.full((4,), 1e25), torch.full((4, 4), 300.0, dtype=torch.float16)]
     tensors += [torch.tensor([math.inf, 1.0]), torch.tensor([math.nan]), torch.randn(4, 6).T, torch.eye(3).to_sparse()]
-    batched = {statistic.terms for _, _, statistic in REGISTERED if statistic.terms.of_many is not None}
+    pairs = [torch.randn(entries, 2, generator=torch.Generator().manual_seed(0)) for entries in (1, 5, 0, 5, 2)]
+    pairs += [torch.tensor([[math.inf, math.nan], [1.0, 0.0]])]
+    batched = {statistic.terms: tap for _, tap, statistic in REGISTERED if statistic.terms.of_many is not None}
     assert SQUARES in batched
-    for terms in batched:
-        single = torch.stack([terms.of(x) for x in tensors])
-        torch.testing.assert_close(terms.of_many(tensors), single, rtol=1e-12, atol=0, equal_nan=True)
+    for terms, tap in batched.items():
+        several = pairs if tap is Tap.GATE else tensors
+        single = torch.stack([terms.of(x) for x in several])
+        torch.testing.assert_close(terms.of_many(several), single, rtol=1e-12, atol=0, equal_nan=True)
 
 
 def test_value_of_a_parameter():

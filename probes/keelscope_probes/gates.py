@@ -53,7 +53,8 @@ def _rows(pairs: Tensor) -> Tensor:
 
 def _merge(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """Sums, but for the smallest and the largest weight."""
-    merged = a + b
+    with np.errstate(invalid="ignore"):  # an infinite weight is recorded, not warned about
+        merged = a + b
     merged[..., 2] = np.minimum(a[..., 2], b[..., 2])
     merged[..., 3] = np.maximum(a[..., 3], b[..., 3])
     return merged
