@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.containment import warn_once
-from keelscope.coverage import Seen, coverage_table
+from keelscope.coverage import coverage_table
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
@@ -41,6 +41,7 @@ from keelscope.rows import (
     probe_values,
     total_norm,
 )
+from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
@@ -102,9 +103,7 @@ class Recorder:
         self._scale = LossScale()
         self._stance = ExitStack()
         self._recorded = 0
-        self._called: set[int] = set()
-        self._with_gradient: set[int] = set()
-        self._parameters_seen: set[int] = set()
+        self._sightings = Sightings()
         self._compiled = any(_is_compiled(module) for module in model.modules())
 
     def _usable(self, probe: Probe) -> bool:
@@ -179,7 +178,7 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        self._note_coverage(step)
+        self._sightings.note(self.plan, step)
         if self._keep_calls:
             self._keep(step, fetched)
         self.residuals.end()
@@ -212,16 +211,8 @@ class Recorder:
 
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
-        lost = {id(self.plan.modules[i].module): why for i, why in self.modules.lost.items()}
         taps = {probe.tap for probe in self.probes}
-        seen = Seen(
-            self._called,
-            self._with_gradient if any(tap.in_backward for tap in taps) else None,
-            self._parameters_seen if Tap.PARAMETER_GRADIENT in taps else None,
-            lost,
-            backward=bool(self._with_gradient or self._parameters_seen),
-            partly={id(self.plan.modules[i].module): why for i, why in self.modules.jacobians.refused.items()},
-        )
+        seen = self._sightings.seen(self.plan, taps, self.modules.lost, self.modules.jacobians.refused)
         return coverage_table(self.plan, seen)
 
     def refresh_labels(self, model: nn.Module) -> None:
@@ -327,15 +318,6 @@ class Recorder:
         gradients = parameter_calls(step.parameters, fetched)
         self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
         self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
-
-    def _note_coverage(self, step: StepRecord) -> None:
-        for call in step.calls:
-            key = id(self.plan.modules[call.site].module)
-            self._called.add(key)
-            if call.first_gradient():
-                self._with_gradient.add(key)
-        watched = self.plan.parameters
-        self._parameters_seen |= {id(watched[i].parameter) for i, r in step.parameters.items() if r.gradient()}
 
 
 def _always(_: bool) -> bool:

@@ -1,0 +1,64 @@
+"""What the steps of a recording have shown so far of each module and parameter.
+
+`keelscope.recorder` notes every closed row; `keelscope.coverage` makes the table of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from keelscope.calls import StepRecord
+from keelscope.coverage import Seen
+from keelscope.sites import SitePlan
+from keelscope.taps import Tap
+
+__all__ = ["Sightings"]
+
+
+@dataclass(slots=True)
+class Sightings:
+    """Identities of what was seen."""
+
+    called: set[int] = field(default_factory=set)
+    """Modules with a recorded call."""
+    with_gradient: set[int] = field(default_factory=set)
+    """Modules whose output received a gradient."""
+    parameters: set[int] = field(default_factory=set)
+    """Parameters that received a gradient."""
+
+    def note(self, plan: SitePlan, step: StepRecord) -> None:
+        """Take in a step.
+
+        Args:
+            plan: the sites.
+            step: what it showed.
+        """
+        for call in step.calls:
+            key = id(plan.modules[call.site].module)
+            self.called.add(key)
+            if call.first_gradient():
+                self.with_gradient.add(key)
+        self.parameters |= {id(plan.parameters[i].parameter) for i, r in step.parameters.items() if r.gradient()}
+
+    def seen(self, plan: SitePlan, taps: Iterable[Tap], lost: Mapping[int, str], refused: Mapping[int, str]) -> Seen:
+        """Everything noted, for the coverage.
+
+        Args:
+            plan: the sites.
+            taps: what the probes look at.
+            lost: site -> why its calls could not be observed.
+            refused: site -> what of it is missing, and why.
+
+        Returns:
+            The record.
+        """
+        looked = set(taps)
+        return Seen(
+            self.called,
+            self.with_gradient if any(tap.in_backward for tap in looked) else None,
+            self.parameters if Tap.PARAMETER_GRADIENT in looked else None,
+            {id(plan.modules[i].module): why for i, why in lost.items()},
+            backward=bool(self.with_gradient or self.parameters),
+            partly={id(plan.modules[i].module): why for i, why in refused.items()},
+        )
