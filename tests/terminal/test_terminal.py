@@ -46,7 +46,7 @@ def test_a_report_says_word_sentence_finding_and_steps(post_ln):
         "hides it",
     ):
         assert part in text
-    assert "Verdict and table: step 0, the only step recorded so far." in text
+    assert "Verdict and table: step 0, the only recorded step." in text
     assert "Depth is counted in sub-layers: 64 in 64 entries of Block." in text
 
 
