@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keelscope.store.reader import Run
     from keelscope_dashboards.asking import Shown
 
-__all__ = ["SharedDepth", "bands_of", "shared_depth"]
+__all__ = ["SharedDepth", "bands_of", "shared_depth", "spans_of"]
 
 MAX_BANDS = 12
 
@@ -77,7 +77,19 @@ def bands_of(shown: Shown) -> tuple[Span, ...]:
         Nothing where all layers are alike, or where they alternate too often to be seen.
     """
     with shown.source.reading() as run:
-        labels = _labels(run)
+        return spans_of(run)
+
+
+def spans_of(run: Run) -> tuple[Span, ...]:
+    """The same of a run.
+
+    Args:
+        run: any run.
+
+    Returns:
+        See `bands_of`.
+    """
+    labels = _labels(run)
     bands, start = [], 0
     for label, members in groupby(labels):
         end = start + len(list(members))

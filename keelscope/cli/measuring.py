@@ -14,6 +14,8 @@ from keelscope.errors import RunNotFoundError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+
     from keelscope.diagnosis import Report
     from keelscope.store.reader import Run
 
@@ -69,13 +71,12 @@ def open_target(target: str) -> Run:
     return open_run(path)
 
 
-def measure_model(target: str, *, seed: int, title: str = "", **options: str) -> Measured:
+def measure_model(target: str, *, seed: int, **options: str) -> Measured:
     """One forward and backward of a model.
 
     Args:
         target: what `keelscope.targets.resolve` takes.
         seed: of weights, input and dropout.
-        title: what the report is called; the model's class if empty.
         options: ``input``, ``batch`` and ``loss``.
 
     Returns:
@@ -89,6 +90,13 @@ def measure_model(target: str, *, seed: int, title: str = "", **options: str) ->
 
     case = resolve(target, seed=seed, **options)
     torch.manual_seed(seed)  # dropout draws the same numbers every time
-    config = {**case.sizes, **({"title": title} if title else {})}
-    run = record_once(case.model, case.batch, case.loss, config=config)
-    return Measured(diagnose(run), {"target": target, "input": case.input, "loss": case.loss.describe()})
+    made_of = {"target": target, "input": case.input}
+    config: dict[str, object] = {**made_of, **case.sizes}
+
+    def loss(output: object, batch: object) -> Tensor:
+        value = case.loss(output, batch)
+        config["loss"] = case.loss.describe()  # what `auto` is shows when it is called, before the row is kept
+        return value
+
+    run = record_once(case.model, case.batch, loss, config=config)
+    return Measured(diagnose(run), {**made_of, "loss": case.loss.describe()})

@@ -169,6 +169,9 @@ def _largest(stream: StreamPaths) -> str:
     largest = stream.attribution.largest
     if largest is None or abs(largest.decades) <= _LEVEL:
         return ""
+    told = (stream.attribution.stream, stream.shortcut.lost, largest.decades)
+    if not any(abs(change) > _TELLING for change in told):
+        return ""  # a level gradient on an open path: nothing to explain
     verb = "adds" if largest.decades > 0 else "takes"
     return f"Largest cause: {CAUSE_TITLES[largest.name]} ({verb} {decades(largest.decades).lstrip('+-')} decades)."
 
