@@ -68,7 +68,7 @@ def _chain(shown: Shown) -> DepthAxis:
 
 
 def bands_of(shown: Shown) -> tuple[Span, ...]:
-    """Stretches of like layers: of one stack where there are several, else of one residual equation.
+    """Stretches of like layers: of one stack or stage where there are several, else of one residual equation.
 
     Args:
         shown: a run.
@@ -102,5 +102,7 @@ def _labels(run: Run) -> list[str]:
     chain = depth_axis(run)
     if chain.stack is None:
         return [site.stack for site in chain.sites]
+    if "," in chain.stack.path:
+        return [site.path.rpartition(".")[0] for site in chain.sites]
     forms = [sublayer.form for sublayer in run.info.sublayers]
     return forms if len(forms) == chain.length else []

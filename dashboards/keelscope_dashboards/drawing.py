@@ -50,6 +50,8 @@ class Chart:
     x_range: tuple[float, float] | None = None
     decades: bool = True
     """Whether y is log10 of the quantity; else y is the quantity."""
+    named: bool = True
+    """Whether a legend says which line is which."""
     bands: tuple[Span, ...] = field(default=())
     width: int = 760
     height: int = 300
@@ -68,7 +70,7 @@ def chart_svg(curves: Sequence[Curve], chart: Chart) -> str:
     known = [curve for curve in curves if np.isfinite(curve.y).any()]
     if not known:
         return ""
-    top = (_LEGEND if len(known) > 1 else 8) + (_BANDS if chart.bands else 0)
+    top = (_LEGEND if chart.named else 8) + (_BANDS if chart.bands else 0)
     box = (_LEFT, top, chart.width - _RIGHT, chart.height - _BOTTOM)
     x_low, x_high = chart.x_range or _range(np.concatenate([curve.x for curve in known]), 0.0)
     y_low, y_high = _range(np.concatenate([curve.y for curve in known]), _LEAST if chart.decades else 0.0)
@@ -76,7 +78,7 @@ def chart_svg(curves: Sequence[Curve], chart: Chart) -> str:
     place = _Place(box, (x_low, x_high), (y_low - spare, y_high + spare))
     parts = [_bands(chart.bands, place), _y_axis(place, decades=chart.decades), _x_axis(place, chart.x_title)]
     parts += [_line(curve, place) for curve in known]
-    parts += [_legend(known)] if len(known) > 1 else []
+    parts += [_legend(known)] if chart.named else []
     return (
         f'<svg class="chart" viewBox="0 0 {chart.width} {chart.height}" role="img" '
         f'aria-label="{escape(chart.spoken)}">{"".join(parts)}</svg>'

@@ -127,7 +127,11 @@ def _curves(report: Report) -> list[str]:
         values = np.asarray(series.values, dtype=np.float64)
         known = values[np.isfinite(values)]
         chart = Chart(
-            "step", f"{title}: {known[0]:.3g} at first, {known[-1]:.3g} at last.", decades=logarithmic, width=380
+            "step",
+            f"{title}: {known[0]:.3g} at first, {known[-1]:.3g} at last.",
+            decades=logarithmic,
+            named=False,
+            width=380,
         )
         curve = Curve(title, np.asarray(series.steps, dtype=np.float64), _log(values) if logarithmic else values, 0)
         found.append(
