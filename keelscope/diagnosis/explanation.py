@@ -172,8 +172,8 @@ def _largest(stream: StreamPaths) -> str:
     told = (stream.attribution.stream, stream.shortcut.lost, largest.decades)
     if not any(abs(change) > _TELLING for change in told):
         return ""  # a level gradient on an open path: nothing to explain
-    verb = "adds" if largest.decades > 0 else "takes"
-    return f"Largest cause: {CAUSE_TITLES[largest.name]} ({verb} {decades(largest.decades).lstrip('+-')} decades)."
+    change = f"{decades(largest.decades).lstrip('+-')} decades {'gained' if largest.decades > 0 else 'lost'}"
+    return f"Largest cause: {CAUSE_TITLES[largest.name]} ({change})."
 
 
 def _remarks(paths: Paths) -> str:

@@ -33,7 +33,7 @@ def test_a_straight_line_is_straight_and_rises():
 
 def test_gaps_stay_open_and_lonely_points_are_dots():
     y = np.array([1.0, 2.0, np.nan, 4.0, np.nan, np.nan])
-    svg = drawn(Curve("a", np.arange(6.0), y))
+    svg = drawn(Curve("a", np.arange(6.0), y), named=False)
     (path,) = svg.findall("path")
     assert [path.get("d").count(letter) for letter in "ML"] == [2, 1]
     assert len(svg.findall("circle")) == 1

@@ -32,7 +32,7 @@ CASES = {
         [
             "loses 2.93 decades over 64 sub-layers: gates and weights multiply it by 0.900 per sub-layer",
             "shrinks with it, and the branches (which add 0.10 decades) do not make up for it",
-            "Largest cause: the weights on the shortcut (takes 2.93 decades).",
+            "Largest cause: the weights on the shortcut (2.93 decades lost).",
         ],
     ),
     "growing weights": (
@@ -46,7 +46,7 @@ CASES = {
         [
             "keeps the gradient (0 decades",
             "grows towards the input, by the branches",
-            "Largest cause: the branches (adds 8.4",
+            "Largest cause: the branches (8.4",
         ],
     ),
     "weighed under a norm": (

@@ -16,7 +16,7 @@ def sloped(total, n=32):
 
 @pytest.fixture
 def vanishing(make_run):
-    return diagnose(make_run(sloped(4.0), variance=np.geomspace(1, 100, 32), title="deep"))
+    return diagnose(make_run(sloped(4.0), variance=np.geomspace(1, 200, 32), title="deep"))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_words(vanishing, words, holds):
 
 
 def test_a_severity_holds_of_graver_findings_only(make_run):
-    warned = diagnose(make_run(sloped(0), variance=np.geomspace(1, 100, 32)))
+    warned = diagnose(make_run(sloped(0), variance=np.geomspace(1, 200, 32)))
     assert matched(warned, ("info", "warning", "error")) == ["info", "warning"]
     assert warned.check() is warned
     with pytest.raises(HealthError, match="variance_growth"):

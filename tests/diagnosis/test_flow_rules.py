@@ -96,7 +96,8 @@ def test_small_because_of_depth_is_not_uniformly_small(make_run):
     ("variance", "severity", "words"),
     [
         (1 + np.arange(N), Severity.INFO, "about linear in depth"),
-        (np.geomspace(1, 33, N), Severity.WARNING, "exponentially (x1.12 per sub-layer)"),
+        (np.geomspace(1, 33, N), Severity.INFO, "exponentially (x1.12 per sub-layer)"),
+        (np.geomspace(1, 200, N), Severity.WARNING, "exponentially (x1.19 per sub-layer)"),
         ((1.0 + np.arange(N)) ** 2, Severity.WARNING, "as depth to the power 2.00"),
         (np.geomspace(1, 3e4, N), Severity.WARNING, "exponentially"),
         (np.append(np.ones(N - 1), 1e3), Severity.WARNING, "faster than linear"),

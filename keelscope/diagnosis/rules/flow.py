@@ -23,7 +23,8 @@ _KNEE = 1.0  # decades
 _SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
 _GROWTH = 10.0
 _POWER = 1.5
-_MOST = 0.5
+_STEEP = 100.0
+_MOST, _FEW = 0.5, 0.05
 
 
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
@@ -205,7 +206,8 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
     Formula: variance at the last layer over that at the first after the first block > 10. A sum of unlike branches
     grows linearly in depth, which is what an unscaled Pre-LN does by design and only worth knowing. It is a warning
     where the scheme does not explain it: the variance follows an exponential, or a power above 1.5 (law by smallest
-    BIC, `keelscope.analysis.growth`); it grows more than 10 L; or norms on the sums should keep it level.
+    BIC, `keelscope.analysis.growth`), by more than 100; it grows more than 10 L; or norms on the sums should keep it
+    level.
 
     Source: linear growth in Pre-LN, Xiong et al. (2020), arXiv:2002.04745, Lemma 2; its cost in depth,
     arXiv:2502.05795; exponential growth during training, arXiv:2502.02732.
@@ -251,13 +253,18 @@ def _judged_growth(law: Growth, growth: float, evidence: Evidence) -> tuple[bool
     """Whether the scheme does not explain the growth, and the words for it."""
     unit = evidence.axis.unit
     if law.law == "exponential" and law.is_decided:
-        return True, f"exponentially (x{number(10.0**law.rate)} per {unit}): each branch grows with its stream"
-    if law.law == "power" and law.is_decided and law.rate > _POWER:
-        return True, f"as depth to the power {number(law.rate)}, faster than a sum of unlike branches"
+        return (
+            growth > _STEEP,
+            f"exponentially (x{number(10.0**law.rate)} per {unit}): each branch grows with its stream",
+        )
+    forms = [sublayer.form.startswith("n(") for sublayer in evidence.run.info.sublayers]
+    level = float(np.mean(forms)) if forms else 0.0
+    alike = not _FEW < level < 1.0 - _FEW  # level below and linear above, as in Mix-LN, looks like a power
+    if law.law == "power" and law.is_decided and law.rate > _POWER and alike:
+        return growth > _STEEP, f"as depth to the power {number(law.rate)}, faster than a sum of unlike branches"
     if growth > _GROWTH * evidence.axis.length:
         return True, "faster than linear"
-    forms = [sublayer.form.startswith("n(") for sublayer in evidence.run.info.sublayers]
-    if forms and np.mean(forms) > _MOST:
+    if level > _MOST:
         return True, "although norms on the sums should keep it level"
     return False, "about linear in depth, as in any Pre-LN stack"
 
