@@ -11,6 +11,7 @@ KeelscopeError
 │   ├── BatchError                       the model rejects the batch
 │   ├── LossError                        the loss is not one differentiable number
 │   └── NothingToObserveError            no parameter requires a gradient
+├── HealthError (AssertionError)         a report that holds what a check must not find
 ├── ProbeError (TypeError)               a probe that breaks its contract
 └── RunFileError (OSError)               a run file that cannot be used
     ├── RunNotFoundError (FileNotFoundError)
@@ -29,6 +30,7 @@ __all__ = [
     "BatchError",
     "CoverageWarning",
     "FactoryError",
+    "HealthError",
     "InputSpecError",
     "KeelscopeError",
     "LossError",
@@ -87,6 +89,10 @@ class LossError(ModelError):
 
 class NothingToObserveError(ModelError):
     """No parameter of the model requires a gradient."""
+
+
+class HealthError(KeelscopeError, AssertionError):
+    """A report holds a headline or finding that `Report.check` was told to fail on."""
 
 
 class ProbeError(KeelscopeError, TypeError):

@@ -40,20 +40,23 @@ def number(value: float | None) -> str:
 
 
 def decades(value: float | None) -> str:
-    """A distance in decades, always with its sign.
+    """A distance in decades, with its sign, to two places (a factor of 1.02): finer is noise in a slope.
 
     Args:
         value: the distance; None for not observed.
 
     Returns:
-        Its text.
+        Its text; ``0`` only for exactly 0.
 
     Example:
-        >>> decades(4.4512), decades(-0.0696), decades(0.0), decades(1e-5)
-        ('+4.45', '-0.0696', '0', '+1.00e-05')
+        >>> decades(4.4512), decades(-13.278), decades(-0.0696), decades(0.0), decades(1e-5)
+        ('+4.45', '-13.3', '-0.07', '0', '0.00')
     """
-    text = number(value)
-    return f"+{text}" if value is not None and value > 0 else text
+    if value is None or value == 0 or not math.isfinite(value):
+        return f"+{number(value)}" if value == math.inf else number(value)
+    if abs(value) < 0.005:
+        return "0.00"
+    return f"{value:+.2f}" if abs(value) < 10 else f"{'+' if value > 0 else ''}{number(value)}"
 
 
 def times(exponent: float) -> str:

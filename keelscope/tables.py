@@ -30,6 +30,7 @@ __all__ = [
     "as_markdown",
     "columns_of",
     "fold",
+    "html_table",
     "path_of",
 ]
 
@@ -229,19 +230,33 @@ def as_html(report: Diagnosis) -> str:
     if report.findings:
         items = (f"<li><b>{f.severity.label} {f.rule}</b>: {escape(f.statement)}</li>" for f in report.findings)
         parts.append(f"<ul>{''.join(items)}</ul>")
-    columns = columns_of(report.layers)
-    head = "".join(f"<th>{column.title}</th>" for column in columns)
-    body = "".join(_html_row(row, columns) for row in fold(report.layers, report.findings))
-    parts.append(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+    parts.append(html_table(report))
     parts.append(f"<p><small>{escape(' '.join(report.notes))}</small></p>")
     return f"<div>{''.join(parts)}</div>"
+
+
+def html_table(report: Diagnosis, *, unfold: bool = False) -> str:
+    """The layer table as HTML.
+
+    Args:
+        report: what to write.
+        unfold: show every layer of long stacks.
+
+    Returns:
+        A ``<table>``.
+    """
+    columns = columns_of(report.layers)
+    head = "".join(f'<th scope="col"{_ALIGNED[column.numeric]}>{column.title}</th>' for column in columns)
+    rows = report.layers if unfold else fold(report.layers, report.findings)
+    body = "".join(_html_row(row, columns) for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+_ALIGNED = {True: ' style="text-align:right"', False: ' style="text-align:left"'}
 
 
 def _html_row(row: Layer | Gap, columns: Sequence[Column]) -> str:
     if isinstance(row, Gap):
         return f'<tr><td></td><td colspan="{len(columns) - 1}" style="text-align:left"><i>{row}</i></td></tr>'
-    cells = (
-        f'<td style="text-align:{"right" if column.numeric else "left"}">{escape(column.text(row))}</td>'
-        for column in columns
-    )
+    cells = (f"<td{_ALIGNED[column.numeric]}>{escape(column.text(row))}</td>" for column in columns)
     return f"<tr>{''.join(cells)}</tr>"

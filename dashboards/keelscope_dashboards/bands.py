@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from keelscope.store.reader import Run
     from keelscope_dashboards.asking import Shown
 
-__all__ = ["SharedDepth", "bands_of", "shared_depth"]
+__all__ = ["SharedDepth", "bands_of", "shared_depth", "spans_of"]
 
 MAX_BANDS = 12
 
@@ -68,7 +68,7 @@ def _chain(shown: Shown) -> DepthAxis:
 
 
 def bands_of(shown: Shown) -> tuple[Span, ...]:
-    """Stretches of like layers: of one stack where there are several, else of one residual equation.
+    """Stretches of like layers: of one stack or stage where there are several, else of one residual equation.
 
     Args:
         shown: a run.
@@ -77,7 +77,19 @@ def bands_of(shown: Shown) -> tuple[Span, ...]:
         Nothing where all layers are alike, or where they alternate too often to be seen.
     """
     with shown.source.reading() as run:
-        labels = _labels(run)
+        return spans_of(run)
+
+
+def spans_of(run: Run) -> tuple[Span, ...]:
+    """The same of a run.
+
+    Args:
+        run: any run.
+
+    Returns:
+        See `bands_of`.
+    """
+    labels = _labels(run)
     bands, start = [], 0
     for label, members in groupby(labels):
         end = start + len(list(members))
@@ -90,5 +102,7 @@ def _labels(run: Run) -> list[str]:
     chain = depth_axis(run)
     if chain.stack is None:
         return [site.stack for site in chain.sites]
+    if "," in chain.stack.path:
+        return [site.path.rpartition(".")[0] for site in chain.sites]
     forms = [sublayer.form for sublayer in run.info.sublayers]
     return forms if len(forms) == chain.length else []

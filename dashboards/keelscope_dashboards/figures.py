@@ -22,7 +22,7 @@ from keelscope_dashboards.causes import extent, steps_of
 from keelscope_dashboards.levels import Kind, LayerAxis, Levels, layer_axis, levels_of
 from keelscope_dashboards.panels import Reference, panel_of
 from keelscope_dashboards.pooling import Tile, pool
-from keelscope_dashboards.theme import LIGHT, LIMIT, SYMBOLS, TICKS, Palette, colour_table, colourscale, symlog
+from keelscope_dashboards.theme import LIGHT, LIMIT, MARKS, SYMBOLS, TICKS, Palette, colour_table, colourscale, symlog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ __all__ = ["CONFIG", "axes_layout", "depth_profile", "edges_of", "heatmap", "his
 CONFIG: dict[str, Any] = {"displaylogo": False, "showSendToCloud": False, "responsive": True}
 """Plotly settings that every figure is shown with; nothing is ever offered for upload."""
 MAX_COLUMNS = 1000
-_MARKS = {Kind.ZERO: ("exactly 0", "#8a8f98"), Kind.NAN: ("NaN", "#c2257a"), Kind.INF: ("Inf", "#7b2fbe")}
+_MARKS = dict(zip((Kind.ZERO, Kind.NAN, Kind.INF), MARKS, strict=True))
 _REFERENCES = {"output": "the output side", "input": "the input side", "median": "the depth median", "none": "1"}
 
 

@@ -18,11 +18,14 @@ __all__ = [
     "DARK",
     "LIGHT",
     "LIMIT",
+    "MARKS",
+    "SHADES",
     "SYMBOLS",
     "TICKS",
     "Palette",
     "colour_table",
     "colourscale",
+    "style_of",
     "symlog",
     "symlog_inverse",
 ]
@@ -31,6 +34,10 @@ LIMIT = 16.0
 """Decades at the ends of the colour scale."""
 TICKS = (-16, -3, -1, 0, 1, 3, 16)
 """Decades named on the colour scale."""
+MARKS = (("exactly 0", "#8a8f98"), ("NaN", "#c2257a"), ("Inf", "#7b2fbe"))
+"""Names and colours of cells that hold no level, the same in both themes."""
+SHADES = 33
+"""Colours of a heatmap on a page without scripts."""
 _KNEE = 0.5  # decades below which the scale is close to linear
 _SPAN = float(np.log1p(LIMIT / _KNEE))
 
@@ -146,6 +153,29 @@ def colourscale(palette: Palette, size: int = 65) -> list[list[Any]]:
     return [
         [float(p), f"rgb({r},{g},{b})"] for p, (r, g, b) in zip(positions, colour_table(palette, size), strict=True)
     ]
+
+
+def style_of(palette: Palette) -> str:
+    """A theme as CSS variables: for pages whose pictures take their colours from style sheets.
+
+    Args:
+        palette: the theme.
+
+    Returns:
+        Declarations of ``--page --ink --soft --grid --axis --lost --gained --run0 ... --k0 ...``.
+    """
+    named = {
+        "page": palette.paper,
+        "ink": palette.text,
+        "soft": palette.muted,
+        "grid": palette.grid,
+        "axis": palette.axis,
+        "lost": palette.anchors[1],
+        "gained": palette.anchors[-2],
+    }
+    named |= {f"run{i}": colour for i, colour in enumerate(palette.runs[:4])}
+    named |= {f"k{i}": "#{:02x}{:02x}{:02x}".format(*colour) for i, colour in enumerate(colour_table(palette, SHADES))}
+    return " ".join(f"--{name}: {colour};" for name, colour in named.items())
 
 
 _TO_LMS = np.array(

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 
 from keelscope import plugins
 from keelscope.cli import compare_command, demo_command, list_command, report_command, train_command
+from keelscope.cli.output import closed_pipe_is_fine
 from keelscope.errors import CoverageWarning, KeelscopeError, PluginWarning, RecordingWarning
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class _Group(TyperGroup):
         if cmd_name not in self.commands:
             self._add_plugins()
         return super().get_command(ctx, cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        with closed_pipe_is_fine():
+            return super().invoke(ctx)
+        return OK
 
     def list_commands(self, ctx: Any) -> list[str]:
         self._add_plugins()

@@ -1,4 +1,4 @@
-"""``keelscope compare``: two to eight runs side by side, layer by layer."""
+"""``keelscope compare``: two to eight runs or models side by side, layer by layer; ``--like`` sizes schemes alike."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keelscope.cli.output import print_json, stdout_console
+from keelscope.cli.measuring import is_model, measure_model, open_target
+from keelscope.cli.output import note, print_json, stdout_console
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from keelscope.diagnosis import Report
+
 __all__ = ["MOST", "add_command", "show_comparison"]
 
 MOST = 8
 """Runs that fit side by side."""
+SCHEME = "scheme:"
 
 
 def add_command(app: typer.Typer) -> None:
@@ -26,17 +30,65 @@ def add_command(app: typer.Typer) -> None:
     Args:
         app: the application.
     """
-    app.command("compare", epilog="Example: keelscope compare runs/keel.h5 runs/post_ln.h5")(compare_runs)
+    epilog = "Example: keelscope compare scheme:keel scheme:post_ln --like runs/mine.h5"
+    app.command("compare", epilog=epilog)(compare_targets)
 
 
-def compare_runs(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run files, 2 to 8.")],
+def compare_targets(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET TARGET...", help="Run files or models, 2 to 8; 1 is enough with --like."),
+    ],
+    like: Annotated[
+        str, typer.Option(metavar="TARGET", help="Measure scheme: targets at the size of this run or model, beside it.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Seed of the weights and inputs of models.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare the gradient flow of 2 to 8 runs, layer by layer at equal relative depth."""
-    if not 2 <= len(runs) <= MOST:
-        raise UsageError(f"compare takes 2 to {MOST} runs, not {len(runs)}; use keelscope report for one.")
-    show_comparison(runs, json=json)
+    """Compare the gradient flow of 2 to 8 runs or models, layer by layer at equal relative depth."""
+    named = [like, *(target for target in targets if target != like)] if like else targets
+    if not 2 <= len(named) <= MOST:
+        raise UsageError(f"compare takes 2 to {MOST} runs or models, not {len(named)}; use keelscope report for one.")
+    if like and not any(target.startswith(SCHEME) for target in targets):
+        raise UsageError("--like gives its size to reference models, and none is named; add one, such as scheme:keel.")
+    with ExitStack() as stack:
+        reports = _like(like, targets, stack, seed) if like else [_report(target, stack, seed) for target in targets]
+        _show(reports, [_title(target) for target in named], json=json)
+
+
+def _report(target: str, stack: ExitStack, seed: int, *, first: bool = False) -> Report:
+    """A run at its last recorded step, or at its first one; a model at its initial weights."""
+    from keelscope.diagnosis import diagnose
+
+    if is_model(target):
+        return measure_model(target, seed=seed).report
+    run = stack.enter_context(open_target(target))
+    return diagnose(run, step=int(run.steps[0]) if first and len(run.steps) else -1)
+
+
+def _like(like: str, targets: Sequence[str], stack: ExitStack, seed: int) -> list[Report]:
+    """The reference first, as it was before training, then the targets, schemes at its size."""
+    from keelscope.diagnosis.sizes import sizes_of_run
+
+    reference = _report(like, stack, seed, first=True)
+    sizes = sizes_of_run(reference.run)
+    told = ", ".join(f"{name} {value}" for name, value in sizes.options.items())
+    note(" ".join([f"schemes are measured like {like} at {told}.", *sizes.notes]))
+    rest = [_sized(target, sizes.options) for target in targets if target != like]
+    return [reference, *(_report(target, stack, seed) for target in rest)]
+
+
+def _sized(target: str, options: dict[str, int]) -> str:
+    """A scheme with these sizes, unless it says its own; any other target as it is."""
+    if not target.startswith(SCHEME):
+        return target
+    own = {pair.partition("=")[0] for pair in target.partition("?")[2].split("&")}
+    added = [f"{name}={value}" for name, value in options.items() if name not in own]
+    return f"{target}{'&' if '?' in target else '?'}{'&'.join(added)}" if added else target
+
+
+def _title(target: str) -> str:
+    return target.removeprefix(SCHEME) if is_model(target) else Path(target).stem
 
 
 def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
@@ -46,14 +98,17 @@ def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
         paths: run files.
         json: print JSON instead of tables.
     """
-    from keelscope.diagnosis import compare, diagnose
-    from keelscope.store.reader import open_run
+    with ExitStack() as stack:
+        reports = [_report(str(path), stack, 0) for path in paths]
+        _show(reports, [report.title for report in reports], json=json)
+
+
+def _show(reports: Sequence[Report], titles: Sequence[str], *, json: bool) -> None:
+    from keelscope.diagnosis import compare
     from keelscope.terminal import render
 
-    with ExitStack() as stack:
-        reports = [diagnose(stack.enter_context(open_run(path))) for path in paths]
-        shown = compare(*reports) if len(reports) > 1 else reports[0]
-        if json:
-            print_json(shown.to_dict())
-        else:
-            render(shown, stdout_console())
+    shown = compare(*reports, titles=titles) if len(reports) > 1 else reports[0]
+    if json:
+        print_json(shown.to_dict())
+    else:
+        render(shown, stdout_console())

@@ -7,9 +7,10 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from keelscope.errors import UsageError
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Row",
+    "closed_pipe_is_fine",
     "invocation",
     "note",
     "print_json",
@@ -54,10 +56,32 @@ def stderr_console() -> Console:
 def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
+    class Piped(Console):
+        """A console that leaves a closed pipe to `closed_pipe_is_fine`, where rich would exit with 1."""
+
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else PIPE_WIDTH
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else piped)
+    return Piped(stderr=stderr, highlight=False, width=None if stream.isatty() else piped)
+
+
+@contextmanager
+def closed_pipe_is_fine() -> Iterator[None]:
+    """Let whoever reads stdout stop reading, as ``head`` does: the rest of the output goes nowhere, without an error.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # what is still buffered is flushed there when Python ends
+        os.close(nowhere)
 
 
 def invocation(program: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from keelscope.cli.output import note, stdout_console, to_json, write
-from keelscope.errors import RunNotFoundError, UnknownNameError, UsageError
+from keelscope.cli.measuring import Measured, is_model, measure_model, open_target
+from keelscope.cli.output import closed_pipe_is_fine, note, stdout_console, to_json, write
+from keelscope.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from keelscope.diagnosis import Report
 
 __all__ = ["Format", "add_command"]
-
-MODEL_FORMS = "pkg.module:factory, path/file.py:factory, hf:NAME, timm:NAME, torchvision:NAME or scheme:NAME"
 
 
 class Format(StrEnum):
@@ -65,53 +63,30 @@ def report_target(
     seed: Annotated[int, typer.Option(help="Seed of a model's weights and input.")] = 0,
 ) -> None:
     """Report how gradients flow through a recorded run or a model, layer by layer."""
+    from keelscope.diagnosis.fail_on import fail_words, matched
+
     chosen = _format(form, output, json=json)
-    words = _verdicts(fail_on)
-    if _is_model(target):
-        report, made_of = _report_of_model(target, input=input, batch=batch, loss=loss, seed=seed)
-    else:
-        if input or batch or loss:
-            raise UsageError(f"--input, --batch and --loss belong to a model; {target} is a run file.")
-        report, made_of = _report_of_run(Path(target), step), {}
+    words = fail_words(fail_on, option="--fail-on") if fail_on else ()
+    measured = _measured(target, step, seed=seed, input=input, batch=batch, loss=loss)
+    report = measured.report
     if sites:
         report = _narrowed(report, sites)
-    _show(report, made_of, chosen, output, unfold=unfold)
-    matched = _matched(report, words)
-    if matched:
-        note(f"--fail-on: {', '.join(matched)}.")
+    with closed_pipe_is_fine():
+        _show(report, measured.made_of, chosen, output, unfold=unfold)
+    failed = matched(report, words)
+    if failed:
+        note(f"--fail-on: {', '.join(failed)}.")
         raise typer.Exit(1)
 
 
-def _is_model(target: str) -> bool:
-    """By form alone, so that a run file is reported without importing torch."""
-    path = Path(target)
-    return (":" in target or target.endswith(".py")) and (path.suffix == ".py" or not path.exists())
-
-
-def _report_of_run(path: Path, step: int) -> Report:
+def _measured(target: str, step: int, *, seed: int, **of_model: str) -> Measured:
+    if is_model(target):
+        return measure_model(target, seed=seed, **of_model)
+    if any(of_model.values()):
+        raise UsageError(f"--input, --batch and --loss belong to a model; {target} is a run file.")
     from keelscope.diagnosis import diagnose
-    from keelscope.store.reader import open_run
 
-    if path.is_dir():
-        files = sorted(path.glob("*.h5"))
-        hint = f"name one of {', '.join(str(file) for file in files[:3])}" if files else "it holds no .h5 file"
-        raise UsageError(f"{path} is a folder; {hint}.")
-    if not path.exists() and path.suffix not in {".h5", ".hdf5"}:
-        raise RunNotFoundError(f"there is no run file {path}, and it is no model either; a model is {MODEL_FORMS}.")
-    return diagnose(open_run(path), step=step)
-
-
-def _report_of_model(target: str, *, seed: int, **options: str) -> tuple[Report, Mapping[str, str]]:
-    import torch
-
-    from keelscope.diagnosis import diagnose
-    from keelscope.oneshot import record_once
-    from keelscope.targets import resolve
-
-    case = resolve(target, seed=seed, **options)
-    torch.manual_seed(seed)  # dropout draws the same numbers every time
-    run = record_once(case.model, case.batch, case.loss)
-    return diagnose(run), {"target": target, "input": case.input, "loss": case.loss.describe()}
+    return Measured(diagnose(open_target(target), step=step))
 
 
 def _narrowed(report: Report, pattern: str) -> Report:
@@ -175,33 +150,3 @@ _WRITERS: Mapping[Format, Callable[[Report, Mapping[str, str], bool], str]] = {
     Format.JSON: _json,
     Format.CSV: _csv,
 }
-
-
-def _verdicts(fail_on: str) -> list[str]:
-    words = [word.strip() for word in fail_on.split(",") if word.strip()]
-    if words:
-        known = _known_verdicts()
-        for word in words:
-            if word not in known:
-                near = get_close_matches(word, known, n=3) or known
-                raise UnknownNameError(f"--fail-on {word!r} is no headline, rule or severity; use {', '.join(near)}.")
-    return words
-
-
-def _known_verdicts() -> list[str]:
-    from keelscope.diagnosis.finding import Severity
-    from keelscope.diagnosis.headline import WORDS
-    from keelscope.diagnosis.rules import all_rules, rule_name
-
-    return list(dict.fromkeys([*WORDS, *(severity.label for severity in Severity), *map(rule_name, all_rules())]))
-
-
-def _matched(report: Report, words: list[str]) -> list[str]:
-    """The words that hold of the report; a severity also holds of every graver finding."""
-    from keelscope.diagnosis.finding import Severity
-
-    found = {report.headline, *(finding.rule for finding in report.findings)}
-    gravest = max((finding.severity for finding in report.findings), default=None)
-    if gravest is not None:
-        found |= {severity.label for severity in Severity if severity <= gravest}
-    return [word for word in words if word in found]

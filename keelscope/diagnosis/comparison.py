@@ -38,12 +38,13 @@ class SideBySide:
     """Levels of the late-token gradient; None when no run has one."""
 
     @classmethod
-    def of(cls, reports: Sequence[Diagnosis], *, bins: int = 16) -> Self:
+    def of(cls, reports: Sequence[Diagnosis], *, bins: int = 16, titles: Sequence[str] = ()) -> Self:
         """Put diagnoses on one depth axis.
 
         Args:
             reports: 2 to 8 of them.
             bins: largest number of depth rows.
+            titles: what each is called; by default its own title.
 
         Returns:
             The comparison.
@@ -56,7 +57,12 @@ class SideBySide:
         gradient = common_depth([_whole(report) for report in reports], bins)
         late = [_late(report) for report in reports]
         some = any(np.isfinite(shape.levels).any() for shape in late)
-        return cls(tuple(reports), _titles(reports), gradient, common_depth(late, bins) if some else None)
+        return cls(
+            tuple(reports),
+            _distinct(titles or [report.title for report in reports]),
+            gradient,
+            common_depth(late, bins) if some else None,
+        )
 
     def to_dict(self) -> dict[str, object]:
         """The comparison as JSON values; null where nothing was observed.
@@ -135,7 +141,7 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _titles(reports: Sequence[Diagnosis]) -> tuple[str, ...]:
+def _distinct(titles: Sequence[str]) -> tuple[str, ...]:
     """Titles, with a number where two runs are called the same."""
-    plain = [report.title for report in reports]
+    plain = list(titles)
     return tuple(t if plain.count(t) == 1 else f"{t} ({plain[: i + 1].count(t)})" for i, t in enumerate(plain))

@@ -47,9 +47,17 @@ def explanation(paths: Paths) -> str:
     clauses = [clause for clause in (_shortcut(stream), _total(stream)) if clause]
     if not clauses:
         return ""
-    text = "; ".join(clauses)
+    text = _whose(paths) + "; ".join(clauses)
     parts = [f"{text[0].upper()}{text[1:]}.", _largest(stream), _remarks(paths)]
     return " ".join(part for part in parts if part)
+
+
+def _whose(paths: Paths) -> str:
+    """Said first where the stream that is told of is a small part of the model."""
+    sublayers = sum(len(stream) for stream in paths.streams)
+    if len(paths.main) > _HALF * sublayers:
+        return ""
+    return f"in the longest of {len(paths.streams)} residual streams ({len(paths.main)} of {sublayers} sub-layers) "
 
 
 def _shortcut(stream: StreamPaths) -> str:
@@ -66,7 +74,7 @@ def _shortcut(stream: StreamPaths) -> str:
     if deepest > max(lost, 0.0) + _TELLING:
         return f"the shortcut path {_lost_and_back(stream, lowest, deepest - lost)}"
     if abs(lost) <= _LEVEL:
-        return f"the shortcut path keeps the gradient ({decades(round(-lost, 9))} decades over {size})"
+        return f"the shortcut path keeps the gradient ({_changed(-lost)} decades over {size})"
     verb = "loses" if lost > 0 else "gains"
     return f"the shortcut path {verb} {number(abs(lost))} decades over {size}: {shortcut_reason(stream, lost)}"
 
@@ -130,9 +138,15 @@ def _total(stream: StreamPaths) -> str:
     told = {cause.name: cause.decades for cause in stream.attribution.causes}
     name = "branch" if "branch" in told else "branch and other"
     branches = told[name]
-    by = f"{CAUSE_TITLES[name]} ({decades(branches)} decades)"
+    by = f"{CAUSE_TITLES[name]} (which {'add' if branches > 0 else 'take'} {decades(branches).lstrip('+-')} decades)"
     does = _beside_a_lossy_shortcut(total, lost, by) if lost > _TELLING else _beside_a_shortcut(total, branches, by)
-    return f"the total gradient ({decades(round(total, 9))} decades) {does}"
+    return f"the total gradient ({_changed(total)} decades) {does}"
+
+
+def _changed(change: float) -> str:
+    """A change of the gradient towards the input with a verb: S has the opposite sign, so that none is shown here."""
+    shown = decades(round(change, 9)).lstrip("+-")
+    return shown if float(shown) == 0 else f"{'gains' if change > 0 else 'loses'} {shown}"
 
 
 def _beside_a_lossy_shortcut(total: float, lost: float, by: str) -> str:
@@ -155,7 +169,11 @@ def _largest(stream: StreamPaths) -> str:
     largest = stream.attribution.largest
     if largest is None or abs(largest.decades) <= _LEVEL:
         return ""
-    return f"Largest cause: {CAUSE_TITLES[largest.name]}, {decades(largest.decades)} decades."
+    told = (stream.attribution.stream, stream.shortcut.lost, largest.decades)
+    if not any(abs(change) > _TELLING for change in told):
+        return ""  # a level gradient on an open path: nothing to explain
+    change = f"{decades(largest.decades).lstrip('+-')} decades {'gained' if largest.decades > 0 else 'lost'}"
+    return f"Largest cause: {CAUSE_TITLES[largest.name]} ({change})."
 
 
 def _remarks(paths: Paths) -> str:
@@ -167,6 +185,6 @@ def _remarks(paths: Paths) -> str:
     unused = len(stream) - int(stream.attribution.used.sum())
     if unused and stream.attribution.used.any():
         remarks.append(f"The causes leave {count(unused, 'sub-layer')} without a usable gradient out.")
-    if len(paths.streams) > 1:
+    if len(paths.streams) > 1 and not _whose(paths):
         remarks.append(f"This is the longest of {len(paths.streams)} residual streams.")
     return " ".join(remarks)

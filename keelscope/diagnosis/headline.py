@@ -15,7 +15,7 @@ from keelscope.analysis.profile import MIN_LAYERS
 from keelscope.diagnosis.losses import bad_loss
 from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
 from keelscope.diagnosis.silence import silence
-from keelscope.formatting import count, decades, times
+from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
     from keelscope.analysis.profile import DepthProfile
@@ -29,6 +29,7 @@ WORDS: tuple[Word, ...] = ("non-finite", "not enough data", "dead", "exploding",
 """Every headline, in order of precedence."""
 VANISHING = 2.0
 """|S| above which a profile vanishes (S > 0) or explodes (S < 0), in decades over the stack."""
+_TELLING = 0.1  # decades from which a slope is worth its digits
 DRIFTING = 1.0
 """|S| above which a profile drifts."""
 
@@ -181,9 +182,13 @@ def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfil
     if shape.is_partial:
         over += f" of {shape.length:g}, the part that gets a gradient"
     change = times(-shape.total)
-    slope = f"{decades(shape.slope)} decades per {unit}"
+    slope = (
+        f"slope {'+' if shape.slope > 0 else ''}{number(shape.slope)} decades per {unit}, "
+        if abs(shape.total) >= _TELLING
+        else ""
+    )
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
     text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_for(shape)]} from output to input: "
-    text += f"fitted {change} {over}, slope {slope}, S = {decades(shape.total)} decades"
+    text += f"fitted {change} {over}, {slope}S = {decades(shape.total)} decades"
     others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."

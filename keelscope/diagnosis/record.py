@@ -141,7 +141,7 @@ class Diagnosis:
         if not self.steps:
             return "Nothing is recorded."
         if len(self.steps) == 1:
-            return f"Verdict and table: step {self.step}, the only step recorded so far."
+            return f"Verdict and table: step {self.step}, the only recorded step."
         first, last = self.steps[0], self.steps[-1]
         return (
             f"Verdict: median of {count(len(self.steps), 'recorded step')}, {first} to {last}. Table: step {self.step}."

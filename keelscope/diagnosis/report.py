@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from keelscope import plugins, tables
 from keelscope.diagnosis.comparison import SideBySide
+from keelscope.diagnosis.fail_on import complaint, fail_words, matched
 from keelscope.diagnosis.plain import plain_values
 from keelscope.diagnosis.record import Diagnosis
-from keelscope.errors import UsageError
+from keelscope.errors import HealthError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
@@ -32,6 +33,25 @@ class Report(Diagnosis):
     """
 
     __slots__ = ()
+
+    def check(self, fail_on: str | Sequence[str] = "error") -> Self:
+        """Fail where the gradients are not healthy: for tests, as ``--fail-on`` is for the command line.
+
+        Args:
+            fail_on: headlines, rules and severities, as words or in one text with commas between; a severity also
+                holds of every graver finding.
+
+        Returns:
+            The report itself.
+
+        Raises:
+            HealthError: an AssertionError with the verdict and the findings that match.
+            UnknownNameError: if a word is no headline, rule or severity.
+        """
+        words = matched(self, fail_words(fail_on))
+        if words:
+            raise HealthError(complaint(self, words))
+        return self
 
     def to_dict(self) -> dict[str, object]:
         """The report as JSON values.
@@ -134,7 +154,9 @@ class Report(Diagnosis):
         return target
 
     def __str__(self) -> str:
-        return self.to_text()
+        from keelscope.terminal import terminal_width
+
+        return self.to_text(width=terminal_width())
 
     def __repr__(self) -> str:
         return f"<Report {self.title}: {self.headline}; {len(self.findings)} findings, {len(self.layers)} layers>"
@@ -199,7 +221,9 @@ class Comparison(SideBySide):
         return comparison_view(self, console, width=width)
 
     def __str__(self) -> str:
-        return self.to_text()
+        from keelscope.terminal import terminal_width
+
+        return self.to_text(width=terminal_width())
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.titles)}>"
@@ -208,12 +232,13 @@ class Comparison(SideBySide):
         yield self.view(console, width=options.max_width)
 
 
-def compare(*runs: Report | Run | Sequence[Report | Run], bins: int = 16) -> Comparison:
+def compare(*runs: Report | Run | Sequence[Report | Run], bins: int = 16, titles: Sequence[str] = ()) -> Comparison:
     """Put 2 to 8 runs side by side over depth.
 
     Args:
         *runs: runs, reports on them, or a sequence of these.
         bins: largest number of depth rows.
+        titles: what each is called; by default its own title.
 
     Returns:
         The comparison.
@@ -222,4 +247,4 @@ def compare(*runs: Report | Run | Sequence[Report | Run], bins: int = 16) -> Com
         UsageError: for fewer than 2 or more than 8 runs.
     """
     flat = [run for item in runs for run in (item if isinstance(item, Sequence) else [item])]
-    return Comparison.of([run if isinstance(run, Report) else Report.of(run) for run in flat], bins=bins)
+    return Comparison.of([run if isinstance(run, Report) else Report.of(run) for run in flat], bins=bins, titles=titles)

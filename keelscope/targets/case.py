@@ -16,6 +16,7 @@ from keelscope.targets import families
 from keelscope.targets.inputs import default_spec, example_spec, make_batch, parse
 from keelscope.targets.locate import call, import_object
 from keelscope.targets.losses import Loss, choose
+from keelscope.targets.sizes import sizes_of
 
 __all__ = ["Case", "is_model_target", "resolve"]
 
@@ -32,6 +33,11 @@ class Case:
     loss: Loss
     input: str
     """Where the batch comes from, in words."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What the model's own configuration says of its width, heads and vocabulary."""
+        return sizes_of(self.model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from keelscope.errors import FactoryError, TargetError, UnknownNameError
+from keelscope.targets.hub import hub_answers
 from keelscope.targets.inputs import default_spec
 from keelscope.targets.locate import first_line, suggestion
 
@@ -152,14 +153,15 @@ def _automatic_class(transformers: Any, config: object) -> Any:
 
 
 def _from_weights(transformers: Any, name: str, options: Options) -> Any:
+    here = {"local_files_only": True} if Path(name).is_dir() or not hub_answers() else {}
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, **here)
     except (OSError, ValueError) as error:
         raise TargetError(_no_weights(name, error)) from error
     architectures = getattr(config, "architectures", None) or ["AutoModel"]
     model_class = getattr(transformers, architectures[0], None) or transformers.AutoModel
     with _no_progress_bar(transformers.utils.logging):
-        return _guarded(lambda: model_class.from_pretrained(name, **options), f"hf:{name}")
+        return _guarded(lambda: model_class.from_pretrained(name, **here, **options), f"hf:{name}")
 
 
 @contextmanager

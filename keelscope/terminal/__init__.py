@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable
 from typing import Protocol
 
@@ -15,7 +16,9 @@ from rich.console import Console, RenderableType
 from keelscope.terminal.layered import report_view
 from keelscope.terminal.side_by_side import comparison_view
 
-__all__ = ["Viewable", "as_text", "comparison_view", "render", "report_view"]
+NARROWEST, USUAL = 40, 100
+
+__all__ = ["Viewable", "as_text", "comparison_view", "render", "report_view", "terminal_width"]
 
 
 class Viewable(Protocol):
@@ -51,3 +54,12 @@ def as_text(view: Callable[[Console], RenderableType], *, width: int) -> str:
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     console.print(view(console))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def terminal_width() -> int:
+    """Characters per line where ``print`` writes to: ``COLUMNS``, else the terminal's width, else 100.
+
+    Returns:
+        At least 40.
+    """
+    return max(NARROWEST, shutil.get_terminal_size((USUAL, 24)).columns)

@@ -44,6 +44,14 @@ _HEADINGS = {
     "branch_gain": "branch",
     "gate": "gate",
 }
+_MEANINGS = {
+    "late_token_gradient": "gradient of a typical token of the later half",
+    "ratio": "gradient over that of the next row",
+    "norm_gain": "mean Jacobian gain of its norms",
+    "shortcut_gain": "log10 of what shortcuts alone leave of the gradient at the top",
+    "branch_gain": "mean square of the branch over that of the stream",
+    "gate": "mean weight of its gates",
+}
 _FIELDS = {"gradients/late_token_level": "late_token_gradient", "parameter_gradients/norm": "parameter_gradient_norm"}
 _PRIORITY = (
     "gradient_rms",
@@ -84,7 +92,8 @@ def report_view(
             _other_profiles(report, columns_free),
         ]
     parts += [_finding_lines(report), _layer_table(report, columns_free, unfold=unfold)]
-    parts.append(Padding(Text("\n".join(report.notes), style="dim"), (1, 0, 0, 1), expand=False))
+    notes = [*report.notes, _legend(report, columns_free)]
+    parts.append(Padding(Text("\n".join(filter(None, notes)), style="dim"), (1, 0, 0, 1), expand=False))
     return Encodable(Group(*parts))
 
 
@@ -157,7 +166,7 @@ def _layer_table(report: Diagnosis, width: int, *, unfold: bool) -> RenderableTy
     rows = list(report.layers) if unfold else fold(report.layers, report.findings)
     if not rows:
         return Text("")
-    room = min(int(_PATH * width), max(len(path_of(row)) for row in report.layers))
+    room = _path_room(report, width)
     shown = _fitting(report, width, room)
     table = frame()
     for column in shown:
@@ -174,6 +183,21 @@ def _layer_table(report: Diagnosis, width: int, *, unfold: bool) -> RenderableTy
         cells = [Text(_short(path_of(row), room)) if c.name == "path" else c.text(row) for c in shown]
         table.add_row(*cells, Text(bar(_level(row, drawn), scale, BAR), style="cyan"))
     return Padding(table, (1, 0, 0, 1), expand=False)
+
+
+def _path_room(report: Diagnosis, width: int) -> int:
+    return min(int(_PATH * width), max(len(path_of(row)) for row in report.layers))
+
+
+def _legend(report: Diagnosis, width: int) -> str:
+    """What the columns that are shown mean, where their heads do not say it."""
+    if not report.layers:
+        return ""
+    shown = _fitting(report, width, _path_room(report, width))
+    said = "; ".join(
+        f"{_HEADINGS[column.name]} = {_MEANINGS[column.name]}" for column in shown if column.name in _MEANINGS
+    )
+    return f"S: decades lost from output to input. Columns: {said}." if said else ""
 
 
 def _fitting(report: Diagnosis, width: int, room: int) -> list[Column]:

@@ -49,7 +49,7 @@ def test_every_command_has_help_with_an_example(keelscope, command):
             "'probs' is not one of 'probes', 'statistics', 'rules', 'schemes'; see keelscope list --help.",
         ),
         (("train", "keel", "--depth", "deep"), "Invalid value for '--depth'"),
-        (("compare", "one.h5"), "compare takes 2 to 8 runs, not 1; use keelscope report for one."),
+        (("compare", "one.h5"), "compare takes 2 to 8 runs or models, not 1; use keelscope report for one."),
     ],
 )
 def test_usage_errors(keelscope, words, sentence):

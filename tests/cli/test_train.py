@@ -136,7 +136,7 @@ def test_compare(keelscope, recorded):
 def test_compare_sentences(keelscope, recorded):
     keel = str(recorded / "keel.h5")
     assert "There is no run file: no.h5." in keelscope("compare", keel, "no.h5").err
-    assert "compare takes 2 to 8 runs, not 9" in keelscope("compare", *[keel] * 9).err
+    assert "compare takes 2 to 8 runs or models, not 9" in keelscope("compare", *[keel] * 9).err
 
 
 def test_names_of_files_and_folders(tmp_path):

@@ -31,8 +31,8 @@ CASES = {
         {"form": "a x + b F(x)", "gates": {"layers.0.t": ("gate (token)", [0], {"value": 0.1})}},
         [
             "loses 2.93 decades over 64 sub-layers: gates and weights multiply it by 0.900 per sub-layer",
-            "shrinks with it, and the branches (+0.105 decades) do not make up for it",
-            "Largest cause: the weights on the shortcut, -2.93 decades.",
+            "shrinks with it, and the branches (which add 0.10 decades) do not make up for it",
+            "Largest cause: the weights on the shortcut (2.93 decades lost).",
         ],
     ),
     "growing weights": (
@@ -46,7 +46,7 @@ CASES = {
         [
             "keeps the gradient (0 decades",
             "grows towards the input, by the branches",
-            "Largest cause: the branches, +8.4",
+            "Largest cause: the branches (8.4",
         ],
     ),
     "weighed under a norm": (
@@ -121,3 +121,9 @@ def test_nothing_is_said_of_nothing(stack):
     values = {name: np.full(8, np.nan) for name in stack.SUBLAYER}
     values["alpha"] = np.ones(8)
     assert diagnose(stack.recorded(values)).explanation == ""
+
+
+def test_a_stream_that_is_a_small_part_is_said_first(stack):
+    text = diagnose(stack.recorded(stack.measure(32), streams=[0] * 12 + [1] * 10 + [2] * 10)).explanation
+    assert text.startswith("In the longest of 3 residual streams (12 of 32 sub-layers) the shortcut path loses")
+    assert text.count("residual streams") == 1

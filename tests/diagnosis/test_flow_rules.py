@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from keelscope.diagnosis import Severity, diagnose
+from keelscope.store.memory import MemoryWriter
+from keelscope.store.schema import Row, SublayerInfo
 
 N = 32
 
@@ -44,7 +48,7 @@ def test_the_statement_has_number_limit_and_layers(make_run):
 def test_what_only_late_tokens_show_is_said_to_be_hidden(make_run):
     (finding,) = found(make_run(sloped(-0.6), late=np.log10(sloped(4.5))), "vanishing")
     assert finding.statement.startswith("The late-token gradient level shrinks by a fitted x3.16e-05")
-    assert "; the gradient RMS hides it (-0.600), since a few early tokens dominate." in finding.statement
+    assert "; the gradient RMS hides it (-0.60), since a few early tokens dominate." in finding.statement
 
 
 def test_two_decades_exactly_are_no_finding(make_run):
@@ -89,14 +93,32 @@ def test_small_because_of_depth_is_not_uniformly_small(make_run):
 
 
 @pytest.mark.parametrize(
-    ("top", "severity", "words"),
-    [(33.0, Severity.INFO, "at most linear in depth"), (3e4, Severity.WARNING, "faster than linear")],
+    ("variance", "severity", "words"),
+    [
+        (1 + np.arange(N), Severity.INFO, "about linear in depth"),
+        (np.geomspace(1, 33, N), Severity.INFO, "exponentially (x1.12 per sub-layer)"),
+        (np.geomspace(1, 200, N), Severity.WARNING, "exponentially (x1.19 per sub-layer)"),
+        ((1.0 + np.arange(N)) ** 2, Severity.WARNING, "as depth to the power 2.00"),
+        (np.geomspace(1, 3e4, N), Severity.WARNING, "exponentially"),
+        (np.append(np.ones(N - 1), 1e3), Severity.WARNING, "faster than linear"),
+    ],
 )
-def test_variance_growth(make_run, top, severity, words):
-    (finding,) = found(make_run(np.ones(N), variance=np.geomspace(1, top, N)), "variance_growth")
+def test_variance_growth(make_run, variance, severity, words):
+    (finding,) = found(make_run(np.ones(N), variance=variance), "variance_growth")
     assert finding.severity is severity
     assert words in finding.statement
     assert finding.sites == ("layers.2", "layers.31")
+
+
+def test_variance_that_norms_should_keep_level(make_run):
+    run = make_run(np.ones(N), variance=1.0 + np.arange(N))
+    layout = run._source.layout
+    writer = MemoryWriter(replace(layout, info=replace(layout.info, sublayers=(SublayerInfo("n(x + F(x))"),) * N)))
+    values = {g.name: {s.name: run[f"{g.name}/{s.name}"].values[0] for s in g.statistics} for g in layout.groups}
+    writer.append(Row(0, 0.0, values))
+    (finding,) = found(writer.run(), "variance_growth")
+    assert finding.severity is Severity.WARNING
+    assert "although norms on the sums should keep it level" in finding.statement
 
 
 def test_steady_variance(make_run):

@@ -110,7 +110,9 @@ def test_a_raw_gate_at_one_sleeps_and_is_alive(stack):
     finding = rules["zero_grad_by_init"]
     assert finding.severity is Severity.INFO
     assert finding.sites == tuple(f"layers.0.branch{i}.{name}" for i in range(2) for name in ("weight", "bias"))
-    assert "2 weights (layers.0.T0 and layers.0.T1) leave exactly nothing to them but get" in finding.statement
+    assert (
+        "2 weights (layers.0.T0 and layers.0.T1) multiply it by exactly 0 on its way there but get" in finding.statement
+    )
 
 
 def test_a_sigmoid_gate_at_saturation_is_dead(stack):

@@ -53,7 +53,7 @@ def test_late_tokens_decide_when_they_are_worse(make_run, late, word):
     report = diagnose(make_run(sloped(-0.6), late=np.log10(sloped(late))))
     assert (report.headline, report.verdict.decided_by) == (word, "gradients/late_token_level")
     assert report.sentence.startswith("Late-token gradient level ")
-    assert "gradient RMS -0.600" in report.sentence
+    assert "gradient RMS -0.60" in report.sentence
 
 
 def test_late_tokens_without_gradient_at_the_top_do_not_count(make_run):

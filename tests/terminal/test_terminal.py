@@ -46,7 +46,7 @@ def test_a_report_says_word_sentence_finding_and_steps(post_ln):
         "hides it",
     ):
         assert part in text
-    assert "Verdict and table: step 0, the only step recorded so far." in text
+    assert "Verdict and table: step 0, the only recorded step." in text
     assert "Depth is counted in sub-layers: 64 in 64 entries of Block." in text
 
 
@@ -175,3 +175,9 @@ def test_rich_prints_the_same_as_render(post_ln):
     Console(file=stream, width=80).print(post_ln)
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     assert lines == [line.rstrip() for line in printed(post_ln).splitlines()]
+
+
+def test_columns_are_explained_where_they_are_shown(post_ln):
+    wide, narrow = (" ".join(printed(post_ln, width=width).split()) for width in (120, 60))
+    assert "S: decades lost from output to input. Columns: late tok = gradient of a typical token" in wide
+    assert ("ratio = gradient" in wide, "ratio = gradient" in narrow) == (True, False)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope.analysis.growth import growth_law
 from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
 from keelscope.diagnosis.finding import Finding, Severity
 from keelscope.diagnosis.headline import VANISHING, word_for
 from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
+    from keelscope.analysis.growth import Growth
     from keelscope.diagnosis.evidence import Evidence
 
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
@@ -20,6 +22,9 @@ __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "varian
 _KNEE = 1.0  # decades
 _SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
 _GROWTH = 10.0
+_POWER = 1.5
+_STEEP = 100.0
+_MOST, _FEW = 0.5, 0.05
 
 
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
@@ -198,13 +203,17 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
 def variance_growth(evidence: Evidence) -> Iterator[Finding]:
     """The output variance grows along the main stack.
 
-    Formula: variance at the last layer over that at the first after the first block > 10. Up to 10 L it is what an
-    unscaled Pre-LN sum does (variance linear in depth) and only worth knowing; beyond, it grows faster than linearly.
+    Formula: variance at the last layer over that at the first after the first block > 10. A sum of unlike branches
+    grows linearly in depth, which is what an unscaled Pre-LN does by design and only worth knowing. It is a warning
+    where the scheme does not explain it: the variance follows an exponential, or a power above 1.5 (law by smallest
+    BIC, `keelscope.analysis.growth`), by more than 100; it grows more than 10 L; or norms on the sums should keep it
+    level.
 
     Source: linear growth in Pre-LN, Xiong et al. (2020), arXiv:2002.04745, Lemma 2; its cost in depth,
-    arXiv:2502.05795.
+    arXiv:2502.05795; exponential growth during training, arXiv:2502.02732.
 
-    Remedy: scale the branches by 1/sqrt(L), normalise their output (Peri-LN), or use LayerNorm scaling.
+    Remedy: scale the branches by 1/sqrt(L), normalise their output (Peri-LN), use LayerNorm scaling, or initialise
+    the branches smaller.
 
     Args:
         evidence: a run at one step.
@@ -223,19 +232,41 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
     growth = float(variances[last] / variances[first])
     if growth <= _GROWTH:
         return
-    fast = growth > _GROWTH * evidence.axis.length
-    judged = "faster than linear" if fast else "at most linear in depth, as in any Pre-LN stack"
+    law = growth_law(evidence.axis.depth[usable], variances[usable])
+    excess, judged = _judged_growth(law, growth, evidence)
     yield Finding(
         "variance_growth",
-        Severity.WARNING if fast else Severity.INFO,
+        Severity.WARNING if excess else Severity.INFO,
         f"The output variance grows x{number(growth)} from {evidence.axis.sites[first].path} to "
         f"{evidence.axis.sites[last].path}, {judged}.",
         sites=(evidence.axis.sites[first].path, evidence.axis.sites[last].path),
         steps=_recent(evidence),
         value=growth,
         threshold=_GROWTH,
-        remedy="Scale the branches by 1/sqrt(L) or normalise their outputs if the deep layers learn little.",
+        remedy="Scale the branches by 1/sqrt(L), normalise their outputs, or initialise them smaller."
+        if excess
+        else "None needed, unless the deep layers learn little: scale the branches by 1/sqrt(L) then.",
     )
+
+
+def _judged_growth(law: Growth, growth: float, evidence: Evidence) -> tuple[bool, str]:
+    """Whether the scheme does not explain the growth, and the words for it."""
+    unit = evidence.axis.unit
+    if law.law == "exponential" and law.is_decided:
+        return (
+            growth > _STEEP,
+            f"exponentially (x{number(10.0**law.rate)} per {unit}): each branch grows with its stream",
+        )
+    forms = [sublayer.form.startswith("n(") for sublayer in evidence.run.info.sublayers]
+    level = float(np.mean(forms)) if forms else 0.0
+    alike = not _FEW < level < 1.0 - _FEW  # level below and linear above, as in Mix-LN, looks like a power
+    if law.law == "power" and law.is_decided and law.rate > _POWER and alike:
+        return growth > _STEEP, f"as depth to the power {number(law.rate)}, faster than a sum of unlike branches"
+    if growth > _GROWTH * evidence.axis.length:
+        return True, "faster than linear"
+    if level > _MOST:
+        return True, "although norms on the sums should keep it level"
+    return False, "about linear in depth, as in any Pre-LN stack"
 
 
 def _recent(evidence: Evidence) -> tuple[int, int] | None:

@@ -70,11 +70,11 @@ def zero_grad_by_init(evidence: Evidence) -> Iterator[Finding]:
     """
     alive = [sleeper for sleeper in asleep(evidence) if sleeper.is_alive]
     if alive and not _is_lasting(evidence):
-        verbs = ("leaves", "gets") if len(alive) == 1 else ("leave", "get")
+        verbs = ("multiplies", "gets") if len(alive) == 1 else ("multiply", "get")
         yield _finding(
             evidence, "zero_grad_by_init", Severity.INFO, alive,
-            f"The gradient is exactly 0 in {_behind(alive)}: {_keys(alive)} {verbs[0]} exactly nothing to them but "
-            f"{verbs[1]} a gradient: zero initialisation, over after one step.",
+            f"The gradient is exactly 0 in {_behind(alive)}: {_keys(alive)} {verbs[0]} it by exactly 0 on its way "
+            f"there but {verbs[1]} a gradient: zero initialisation, over after one step.",
             remedy="None needed: the weight moves first and the branch follows.",
         )  # fmt: skip
 
