@@ -107,7 +107,8 @@ def test_numbers_are_those_of_the_loop_by_hand(tmp_path, loops, bf16):
 @pytest.mark.parametrize("options", [{}, {"bf16": True}, {"activation_checkpointing": True}])
 def test_training_is_what_it_would_have_been(tmp_path, loops, options):
     def train(*callbacks):
-        learner = trainer(gpt2(dropout=0.2), tmp_path, *callbacks, eval_strategy="steps", eval_steps=2, **options)
+        events = {"eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 3}
+        learner = trainer(gpt2(dropout=0.2), tmp_path, *callbacks, **events, **options)
         learner.train()
         times = {"train_runtime", "train_samples_per_second", "train_steps_per_second", "eval_runtime"}
         times |= {"eval_samples_per_second", "eval_steps_per_second"}

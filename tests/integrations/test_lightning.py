@@ -220,11 +220,12 @@ def test_a_row_ends_when_every_optimizer_has_stepped(pl, tmp_path):
 
 
 def test_resumed_training_goes_on_with_its_step(pl, tmp_path):
-    first = trainer(pl, tmp_path, limit_train_batches=3, limit_val_batches=0, max_epochs=1)
+    saver = pl.callbacks.ModelCheckpoint(tmp_path, filename="last", every_n_train_steps=3)
+    options = {"limit_train_batches": 3, "limit_val_batches": 0}
+    first = trainer(pl, tmp_path, KeelscopeCallback(), saver, enable_checkpointing=True, **options)
     first.fit(automatic(pl), loader(batches()))
-    first.save_checkpoint(tmp_path / "last.ckpt")
     callback, whole = KeelscopeCallback(), KeelscopeCallback()
-    options = {"limit_train_batches": 3, "limit_val_batches": 0, "max_epochs": 2}
+    options |= {"max_epochs": 2}
     trainer(pl, tmp_path, callback, **options).fit(automatic(pl), loader(batches()), ckpt_path=tmp_path / "last.ckpt")
     trainer(pl, tmp_path, whole, **options).fit(automatic(pl), loader(batches()))
     for key in ("gradients/rms", "parameter_gradients/norm", "scalars/loss", "scalars/lr"):
