@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
+from keelscope.compiled import is_compiled
 from keelscope.containment import warn_once
 from keelscope.coverage import coverage_table
 from keelscope.gates import GateHooks
@@ -104,7 +105,8 @@ class Recorder:
         self._stance = ExitStack()
         self._recorded = 0
         self._sightings = Sightings()
-        self._compiled = any(_is_compiled(module) for module in model.modules())
+        self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
+        self._compiled = is_compiled(model)
 
     def _usable(self, probe: Probe) -> bool:
         """Whether the probe can say what it fits; one that fails is left out, with a warning."""
@@ -147,6 +149,8 @@ class Recorder:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
         if not closure:
             self.gates.snapshot()
+        if optimizer is self._leading:  # now: schedulers change it before the row ends
+            self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
@@ -253,19 +257,16 @@ class Recorder:
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
         return replace(layout, info=info, coverage=self.coverage())
 
-    def scalars(self, row: RowValues, optimizers: Sequence[Optimizer]) -> dict[str, float]:
+    def scalars(self, row: RowValues) -> dict[str, float]:
         """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
 
         Args:
             row: the values of the step.
-            optimizers: those of the watch.
 
         Returns:
             Name -> number.
         """
-        found: dict[str, float] = {}
-        if optimizers:
-            found["lr"] = float(optimizers[0].param_groups[0].get("lr", math.nan))
+        found = {} if self._leading is None else {"lr": float(self._rate)}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients:
@@ -326,7 +327,3 @@ def _always(_: bool) -> bool:
 
 def _nothing() -> None:
     """Nobody asked."""
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

@@ -48,6 +48,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     config: Mapping[str, object] | None = None,
     exists: str = "new",
     calls: bool = False,
+    first_step: int = 0,
 ) -> Watch:
     """Record gradient-flow statistics of a model while it trains.
 
@@ -61,6 +62,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
         config: JSON values to store with the run, for example hyperparameters.
         exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses.
         calls: keep every call and backward pass of the last recorded step in ``watch.calls`` and ``watch.gradients``.
+        first_step: number of the first step, where training goes on from a checkpoint.
 
     Returns:
         The session; use it as a context manager or call ``close()``.
@@ -85,17 +87,22 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     if not isinstance(model, nn.Module):
         raise UsageError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
     check_destination(path, exists)
+    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
+        raise UsageError(f"first_step= takes the number of completed steps, 0 or more; got {first_step!r}.")
     optimizers = as_optimizers(optimizer)
     recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)
     if not recorder.plan.modules and not recorder.plan.parameters:
         raise NothingToObserveError(f"{type(model).__name__} has no module and no parameter to observe.")
-    return Watch(model, recorder, optimizers, as_schedule(every), path=path, exists=exists, config=config or {})
+    schedule = as_schedule(every)
+    return Watch(
+        model, recorder, optimizers, schedule, path=path, exists=exists, config=config or {}, first_step=first_step
+    )
 
 
 class Watch:
     """An open recording session, made by `watch`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - only `watch` calls it
         self,
         model: nn.Module,
         recorder: Recorder,
@@ -105,6 +112,7 @@ class Watch:
         path: str | Path | None,
         exists: str,
         config: Mapping[str, object],
+        first_step: int,
     ) -> None:
         self._leave = openwatches.enter(model, self)
         self._model: nn.Module | None = model
@@ -112,11 +120,11 @@ class Watch:
         self._schedule = schedule
         self._title, self._config = path, config
         self._journal = Journal(path, exists, self._layout)
-        self._clock = StepClock(optimizers, self._before_step, self._after_step)
-        self._places = ScalarPlaces()
+        self._clock = StepClock(optimizers, self._before_step, self._after_step, first_step)
+        self._places = ScalarPlaces(first_step)
         self._explicit = bool(optimizers)
         self._optimizers = optimizers
-        self._step = 0
+        self._step = first_step
         self._left_out: set[str] = set()
         self._idle = IdleOptimizer()
         self._recording = False
@@ -204,9 +212,9 @@ class Watch:
         self._close(keep_open_row=kind is None)
 
     def _begun(self) -> bool | None:
-        """Whether the running step has had a forward; None where no hook would have seen it."""
+        """Whether the running step has had a forward that trains; None where no hook would have seen it."""
         watching = self._recording and (not self._complete or self._schedule.records(self._clock.completed))
-        seen = bool(self._recorder.current.calls) or self._recorder.current.saw_backward
+        seen = self._recorder.current.saw_backward or self._recorder.current.saw_forward
         return (seen and not self._complete) if watching and seen else None
 
     def _settle(self) -> None:
@@ -232,7 +240,7 @@ class Watch:
 
     def _finish(self, *, keep_open_row: bool) -> None:
         open_row = self._recorder.current
-        evaluated = not self._clock.completed and bool(open_row.calls)  # a model that only runs forward
+        evaluated = self._clock.untouched and bool(open_row.calls)  # a model that only runs forward
         worth = keep_open_row and (open_row.saw_backward or open_row.saw_forward or evaluated)
         if self._recording and (self._complete or worth):
             self._close_row()
@@ -254,7 +262,7 @@ class Watch:
         start = time.perf_counter()
         self._complete = self._recording = False
         row = self._recorder.take()
-        own = self._recorder.scalars(row, self._optimizers)
+        own = self._recorder.scalars(row)
         self._journal.log(self._step, {name: v for name, v in own.items() if not self._journal.has(self._step, name)})
         if self._schedule.records(self._step):
             self._journal.add(self._step, row.values, row.observed)
@@ -288,7 +296,7 @@ class Watch:
 
     def _close_unseen_step(self) -> None:
         """Without optimizer and `step()`, a forward after a finished backward pass is the next step."""
-        if self._clock.completed == 0:
+        if self._clock.untouched:
             warnings.warn(
                 "watch() was given no optimizer= and step() was not called: one row is recorded per backward pass.",
                 CoverageWarning,

@@ -35,12 +35,17 @@ def as_optimizers(optimizer: object) -> tuple[Optimizer, ...]:
 
 def _as_optimizer(candidate: object) -> Optimizer:
     inner = candidate
-    while not hasattr(inner, "register_step_pre_hook") and hasattr(inner, "optimizer"):
+    while not _steps_itself(inner) and hasattr(inner, "optimizer"):
         inner = inner.optimizer
     if isinstance(inner, type) or not hasattr(inner, "register_step_pre_hook"):
         what = f"the class {inner.__name__}" if isinstance(inner, type) else type(candidate).__name__
         raise UsageError(f"optimizer= takes torch optimizers; got {what}.")
     return inner  # type: ignore[return-value]
+
+
+def _steps_itself(candidate: object) -> bool:
+    """Whether its own hooks run: wrappers of Accelerate and Lightning are of class Optimizer, and have none."""
+    return "_optimizer_step_pre_hooks" in getattr(candidate, "__dict__", {})
 
 
 class StepClock:
@@ -50,6 +55,7 @@ class StepClock:
         optimizers: those that make a step together.
         before: called with an optimizer about to step, and whether forward and backward are still to come (a closure).
         after: called with an optimizer that has stepped, and whether that completes the step.
+        first: number of steps completed before the watch.
     """
 
     def __init__(
@@ -57,8 +63,9 @@ class StepClock:
         optimizers: tuple[Optimizer, ...],
         before: Callable[[Optimizer, bool], None],
         after: Callable[[Optimizer, bool], None],
+        first: int = 0,
     ) -> None:
-        self.completed = 0
+        self._first = self.completed = first
         self._waiting_for = {id(optimizer) for optimizer in optimizers}
         self._stepped: set[int] = set()
         self._after = after
@@ -73,6 +80,11 @@ class StepClock:
     def partial(self) -> bool:
         """Whether some but not all optimizers have stepped."""
         return bool(self._stepped)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no step is complete since the watch began."""
+        return self.completed == self._first
 
     def tick(self) -> None:
         """Count one step."""
@@ -101,9 +113,13 @@ class ScalarPlaces:
     """The step that a logged number belongs to: the last completed one, or the running one.
 
     On recorded steps that is seen. On the others it is as it was for the same name when it last was seen.
+
+    Args:
+        first: number of steps completed before the watch.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
+        self._first = first
         self._early: set[str] = set()
 
     def of(self, name: str, completed: int, begun: bool | None) -> int:
@@ -119,7 +135,7 @@ class ScalarPlaces:
         """
         if begun is not None:
             (self._early.add if begun else self._early.discard)(name)
-        return completed if completed == 0 or name in self._early else completed - 1
+        return completed if completed == self._first or name in self._early else completed - 1
 
 
 class IdleOptimizer:

@@ -134,6 +134,57 @@ def test_numbers_of_both_habits_in_one_loop():
     assert watch.run["scalars/seed"].values[0] == 7
 
 
+def test_a_score_logged_after_each_validation_is_at_the_step_before():
+    """Also where one validation ran before training began, which has no step of its own."""
+    model = mlp()
+    optimizer = sgd(model)
+
+    def validate(watch: ks.Watch, score: int) -> None:
+        with torch.no_grad():
+            model(batch())
+        watch.log(score=score)
+
+    with ks.watch(model, optimizer=optimizer, every=4) as watch:
+        validate(watch, -1)
+        for step in range(7):
+            model(batch(step)).sum().backward()
+            optimizer.step()
+            if step % 2:
+                validate(watch, step)
+    score = watch.run["scalars/score"]
+    at = dict(zip(score.steps.tolist(), score.values.tolist(), strict=True))
+    assert {step: value for step, value in at.items() if not math.isnan(value)} == {0: -1, 1: 1, 3: 3, 5: 5}
+
+
+@pytest.mark.parametrize("mode", ["optimizer", "step", "backward"])
+def test_steps_go_on_where_training_was_resumed(mode, recwarn):
+    model = mlp()
+    optimizer, reference = sgd(model), Reference(model)
+    with ks.watch(model, optimizer=optimizer if mode == "optimizer" else None, every=2, first_step=7) as watch:
+        watch.log(loss=0.5)
+        for step in range(5):
+            optimizer.zero_grad()
+            loss = model(batch(step)).square().mean()
+            loss.backward()
+            reference.note(loss)
+            optimizer.step()
+            if mode == "step":
+                watch.step()
+            watch.log(loss=step)
+    reference.gradients = [[]] * 7 + reference.gradients
+    assert watch.run["scalars/loss"].steps.tolist() == [7, 8, 9, 10, 11]
+    assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3, 4]
+    series = watch.run["parameter_gradients/norm"]
+    assert series.steps.tolist() == [8, 10]
+    np.testing.assert_allclose(series.values, [reference.gradients[step] for step in (8, 10)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, True, "7"])
+def test_unusable_first_step(wrong):
+    with pytest.raises(UsageError, match=r"first_step= takes the number of completed steps"):
+        ks.watch(mlp(), first_step=wrong)
+
+
 def test_without_optimizer_and_step_a_backward_is_a_row():
     model = mlp()
     optimizer, reference = sgd(model), Reference(model)
@@ -442,7 +493,7 @@ def test_own_scalars():
             optimizer.step()
             schedule.step()
     np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, totals, rtol=1e-5)
-    assert watch.run["scalars/lr"].values[0] in {0.1, 0.05}
+    np.testing.assert_allclose(watch.run["scalars/lr"].values, [0.1, 0.05, 0.025])
     assert (watch.run["scalars/watch_ms"].values > 0).all()
     assert np.isnan(watch.run["scalars/loss"].values).all()
 

@@ -27,6 +27,17 @@ def test_as_optimizers():
     assert as_optimizers(Wrapper(Wrapper(a))) == (a,)
 
 
+def test_a_wrapper_that_calls_itself_an_optimizer_is_looked_through():
+    """Its class is that of an optimizer, its own hooks never run (Accelerate, Lightning)."""
+
+    class Accelerated(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer = inner
+
+    a = optimizer()
+    assert as_optimizers(Accelerated(Accelerated(a))) == (a,)
+
+
 @pytest.mark.parametrize("wrong", [3, "adam", [None], Wrapper(3), nn.Linear(1, 1)])
 def test_what_is_no_optimizer(wrong):
     with pytest.raises(UsageError, match=r"optimizer= takes torch optimizers; got \w+"):
