@@ -178,7 +178,7 @@ def _bands(bands: Sequence[Span], place: _Place) -> str:
     out = []
     _, top, _, bottom = place.box
     for i, band in enumerate(bands):
-        left, right = place.x(band.start), place.x(band.end)
+        left, right = (place.x(min(max(end, place.x_range[0]), place.x_range[1])) for end in (band.start, band.end))
         shade = "even" if i % 2 else "odd"
         size = f'x="{left:.1f}" y="{top}" width="{right - left:.1f}" height="{bottom - top}"'
         out.append(f'<rect class="band {shade}" {size}><title>{escape(band.label)}</title></rect>')
