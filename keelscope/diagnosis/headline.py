@@ -48,7 +48,7 @@ def decide(evidence: Evidence) -> Headline:
 
     Precedence: non-finite, not enough data, dead, exploding or vanishing, drifting, flat. With S the Theil-Sen slope
     of log10 gradient over the middle 10..90 % of the stack times its length L: S > 2 vanishing, S < -2 exploding,
-    1 < abs(S) <= 2 drifting, else flat. The profile with the largest abs(S) decides and is named; when all are flat,
+    1 < abs(S) <= 2 drifting, else flat. A step at one place is taken off before the fit: it is the finding ``knee``. The profile with the largest abs(S) decides and is named; when all are flat,
     the first one.
 
     Args:
@@ -185,5 +185,14 @@ def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfil
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
     text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_for(shape)]} from output to input: "
     text += f"fitted {change} {over}, slope {slope}, S = {decades(shape.total)} decades"
+    text += _left_out(evidence, shape)
     others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."
+
+
+def _left_out(evidence: Evidence, shape: DepthProfile) -> str:
+    """The step at one place that the slope does not count."""
+    if shape.step is None:
+        return ""
+    lower, upper = (evidence.axis.sites[i].path for i in (shape.step.lower, shape.step.upper))
+    return f", without the step {times(-shape.step.change)} from {upper} to {lower}"

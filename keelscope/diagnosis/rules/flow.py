@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope.analysis.profile import KNEE
 from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
 from keelscope.diagnosis.finding import Finding, Severity
 from keelscope.diagnosis.headline import VANISHING, word_for
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
 
-_KNEE = 1.0  # decades
 _SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
 _GROWTH = 10.0
 
@@ -144,7 +144,7 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
     """
     gradient = evidence.gradient
     found = gradient.shape.knee if gradient is not None and gradient.key.startswith("gradients/") else None
-    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= _KNEE:
+    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= KNEE:
         return
     lower, upper = (evidence.axis.sites[i].path for i in (found.lower, found.upper))
     verb = "drops" if found.change > 0 else "jumps"
@@ -155,7 +155,7 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
         sites=(lower, upper),
         steps=_recent(evidence),
         value=found.change,
-        threshold=_KNEE if found.change > 0 else -_KNEE,
+        threshold=KNEE if found.change > 0 else -KNEE,
         remedy="Look at what stands between these two layers: a norm over few features, a closed gate, a saturation.",
     )
 

@@ -20,7 +20,7 @@ __all__ = ["RULES", "gate_closed", "gate_dead", "saturated", "zero_grad_by_init"
 _OPEN = 0.02
 _TRAINED = 1000  # optimizer steps after which a learnable weight is expected to have left its initial value
 _BY_DESIGN = 0.3  # of 1/L: what Keel and its gated form leave to a branch under a norm
-_STUCK = 10  # optimizer steps
+_STUCK = 9  # optimizer steps: what ten rows in a row span, the longest window of a verdict
 _SATURATED = 0.5
 
 
@@ -60,7 +60,7 @@ def zero_grad_by_init(evidence: Evidence) -> Iterator[Finding]:
     Source: ReZero (arXiv:2003.04887), SkipInit (arXiv:2002.10444), LoRA (arXiv:2106.09685), Fixup (arXiv:1901.09321), a
     raw gate at T = 1.
 
-    Remedy: none needed; a finding `zero_grad_stuck` follows if it is still so 10 steps later.
+    Remedy: none needed; a finding `zero_grad_stuck` follows if it is still so 9 steps later.
 
     Args:
         evidence: a run at one step.
@@ -82,7 +82,7 @@ def zero_grad_by_init(evidence: Evidence) -> Iterator[Finding]:
 def zero_grad_stuck(evidence: Evidence) -> Iterator[Finding]:
     """What should have been over after one step is not: the weight in front of the branch has a gradient and stays 0.
 
-    Formula: as `zero_grad_by_init`, on all recent steps, which span 10 optimizer steps or more.
+    Formula: as `zero_grad_by_init`, on all recent steps, which span 9 optimizer steps or more.
 
     Source: a weight left out of the optimizer, a learning rate of 0, or a weight that is reset each step.
 

@@ -32,7 +32,8 @@ _INDEX = re.compile(r"\b\d+\b")
 def norm_kills_gradient(evidence: Evidence) -> Iterator[Finding]:
     """A norm lets next to no gradient through, beyond what the size of its input explains.
 
-    Formula: (1) Jacobian gain times RMS of the input over RMS of gamma < 0.01; the value of a norm over many features
+    Formula: (1) median Jacobian gain of a token times RMS of the input over RMS of gamma < 0.01 (the median, since a few
+    tokens whose features are alike have a gain of up to 1/sqrt(epsilon)); the value of a norm over many features
     is 1, whatever the scale; norms in which epsilon is more than half of the scale are left out. (2) Jacobian gain <
     0.01 of the median of the norms of the same name in the stack: its input explodes. (3) A norm on a residual sum
     takes more than a decade from the shortcut, 1/2 log10(1 + v/alpha^2) > 1: the branch swamps the stream; first block
@@ -53,7 +54,7 @@ def norm_kills_gradient(evidence: Evidence) -> Iterator[Finding]:
     if gain.size:
         size, gamma = _norms(evidence, "input_rms"), _norms(evidence, "gamma_rms")
         with np.errstate(divide="ignore", invalid="ignore"):
-            passed = gain * size / gamma
+            passed = _typical_gain(evidence, gain) * size / gamma
         few = (passed < _KILLED) & ~(_norms(evidence, "epsilon_share") > _EPSILON)
         yield from _norm_finding(evidence, few, passed, _FEW)
         against = gain / _peer_medians(evidence, gain)
@@ -147,12 +148,22 @@ def _swamped(evidence: Evidence) -> Iterator[Finding]:
 
 
 _GAIN = "norms/jacobian_gain"
+_QUANTILES = "norms/jacobian_gain_quantile"
 
 
 def _norms(evidence: Evidence, name: str) -> NDArray[np.float64]:
     """Last recorded values ``[norm]``; NaN where a statistic is missing, empty without norms."""
     found = _latest(evidence, f"norms/{name}")
     return np.full(len(evidence.sites(_GAIN)), np.nan) if found is None else found
+
+
+def _typical_gain(evidence: Evidence, gain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[norm]``: median gain over tokens where it is recorded, else the root mean square."""
+    quantiles = _latest(evidence, _QUANTILES)
+    if quantiles is None:
+        return gain
+    median = quantiles[:, quantiles.shape[1] // 2]
+    return np.where(np.isnan(median), gain, median)
 
 
 def _latest(evidence: Evidence, key: str) -> NDArray[np.float64] | None:
