@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
 
 _SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
+_NEARLY_ALL = 0.9
 _GROWTH = 10.0
 
 
@@ -130,7 +131,8 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
 
     Formula: largest change of log10 output gradient between neighbours, which must exceed 1 decade both as it is and
     after the fitted slope is taken off. The first block is left out, since several schemes treat it differently by
-    design, and so is the embedding.
+    design, and so is the embedding. Where depth counts modules of every kind, which may lie side by side, only a change
+    that lasts beyond the two counts.
 
     Source: `analysis.profile.Knee`; a slope over the whole stack cannot show a single bad layer.
 
@@ -143,7 +145,9 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     gradient = evidence.gradient
-    found = gradient.shape.knee if gradient is not None and gradient.key.startswith("gradients/") else None
+    found = None
+    if gradient is not None and gradient.key.startswith("gradients/"):
+        found = gradient.shape.step if evidence.axis.stack is None else gradient.shape.knee
     if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= KNEE:
         return
     lower, upper = (evidence.axis.sites[i].path for i in (found.lower, found.upper))
@@ -163,7 +167,8 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
 def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
     """All parameter gradients are tiny, though no depth is to blame: the loss is scaled down.
 
-    Formula: median over parameters of the gradient RMS per entry < 1e-8, while every abs(S) <= 2.
+    Formula: gradient RMS per entry < 1e-8 in nine parameters of ten, while every abs(S) <= 2. Blocks behind a small
+    LayerScale (1e-6) are not meant: their scales and all that stands outside have usual gradients.
 
     Source: 1e-8 is the default epsilon of Adam and AdamW; below it the update no longer has the size of the learning
     rate, and half precision underflows to 0 (6e-8).
@@ -180,7 +185,7 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
     if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.judged):
         return
     positive = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if positive.size == 0 or np.median(positive) >= _SMALL:
+    if positive.size == 0 or np.quantile(positive, _NEARLY_ALL) >= _SMALL:
         return
     middle = float(np.median(positive))
     yield Finding(

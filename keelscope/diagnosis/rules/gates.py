@@ -9,7 +9,7 @@ import numpy as np
 
 from keelscope.diagnosis.asleep import Sleeper, asleep
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
-from keelscope.diagnosis.gates import TOKEN_GATE, Gate, gates_of
+from keelscope.diagnosis.gates import OPEN, Gate, gates_of
 from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "gate_closed", "gate_dead", "saturated", "zero_grad_by_init", "zero_grad_stuck"]
 
-_OPEN = 0.02
-_TRAINED = 1000  # optimizer steps after which a learnable weight is expected to have left its initial value
 _BY_DESIGN = 0.3  # of 1/L: what Keel and its gated form leave to a branch under a norm
 _STUCK = 9  # optimizer steps: what ten rows in a row span, the longest window of a verdict
 _SATURATED = 0.5
@@ -134,11 +132,11 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
         "gate_closed",
         Severity.WARNING,
         f"{count(len(paths), 'gate')} ({name_sites(paths)}) {'lets' if len(paths) == 1 else 'let'} almost nothing of "
-        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {_OPEN:g}.",
+        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {OPEN:g}.",
         sites=paths,
         steps=_recent(evidence),
         value=weight,
-        threshold=_OPEN,
+        threshold=OPEN,
         remedy="Raise the gate's bias (-1 to -3 is usual), or take weight decay off it.",
     )
 
@@ -178,9 +176,9 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _is_closed(gate: Gate, step: int, depth: int) -> bool:
-    if not gate.branch_weight < _OPEN or not gate.is_learned:
+    if not gate.branch_weight < OPEN or not gate.is_learned:
         return False
-    if gate.kind != TOKEN_GATE and step < _TRAINED:
+    if gate.is_starting(step):
         return False
     under_norm = any(info.norm_after or info.form.startswith("n(") for info in gate.infos)
     share = gate.branch_weight / gate.shortcut_weight if gate.shortcut_weight > 0 else gate.branch_weight

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FILES = ("schemes", "plain", "faults", "libraries")
+FILES = ("schemes", "plain", "faults", "unusual", "libraries")
 
 
 def collect():

@@ -159,7 +159,7 @@ def resnet_with_zero_residual_gain(seed):
 
 TIMM = {
     "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 6},
-    "mixer_s32_224": {"img_size": 32, "patch_size": 8, "embed_dim": 48, "num_blocks": 6},
+    "convnext_atto": {},
     "resnet10t": {},
 }
 
@@ -171,3 +171,60 @@ def timm_model(seed, name):
 
     model = timm.create_model(name, num_classes=10, **TIMM[name])
     return kit.once(model.train(), kit.images(seed, size=32), kit.cross_entropy)
+
+
+MORE = {
+    "DistilBert": {"dim": 32, "hidden_dim": 64, "n_layers": 4, "n_heads": 4},
+    "Albert": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "embedding_size": 16},
+    "Roberta": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "OPT": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+    "GPTNeoX": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
+    "Gemma2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    "Olmo2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
+    "Qwen3": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    "Mamba": {"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4},
+    "T5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 4, "num_heads": 4},
+}
+
+
+@label("healthy", family="transformers {name}", variants=[{"name": name} for name in MORE if name != "Albert"])
+def other_language_model(seed, name):
+    """The library's own initialisation of other architectures: Post-LN, Pre-LN, parallel, sandwich, state space."""
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(vocab_size=97, **ENDS, **MORE[name])
+    if name == "T5":
+        config.decoder_start_token_id = 0
+    heads = {"DistilBert": "ForMaskedLM", "Roberta": "ForMaskedLM", "T5": "ForConditionalGeneration"}
+    model = getattr(transformers, f"{name}{heads.get(name, 'ForCausalLM')}")(config)
+    batch = kit.tokens(seed)
+    batch["input_ids"] = batch["input_ids"].clamp(min=2)
+    return kit.once(model, batch, None)
+
+
+@label("healthy", family="transformers Albert", seeds=(0, 1))
+def albert(seed):
+    """One shared block called six times at std 0.02: depth lies in the calls, and branches are small."""
+    from transformers import AlbertConfig, AlbertForMaskedLM
+
+    return kit.once(AlbertForMaskedLM(AlbertConfig(vocab_size=97, **ENDS, **MORE["Albert"])), kit.tokens(seed), None)
+
+
+@label("healthy", family="bert classifier", seeds=(0, 1))
+def bert_read_at_its_class_token(seed):
+    """Classification from the first token of BERT: later tokens get no gradient at the top, by design."""
+    from transformers import BertForSequenceClassification
+
+    model = BertForSequenceClassification(bert(6).config)
+    batch = kit.tokens(seed)
+    return kit.once(model, {"input_ids": batch["input_ids"], "labels": torch.tensor([0, 1, 1])}, None)
+
+
+@label("healthy", family="padded", seeds=(0, 1), variants=[{"kind": "bert"}, {"kind": "llama"}])
+def padded_batch(seed, kind):
+    """Half of one sequence is padding that neither attention nor loss looks at."""
+    batch = kit.tokens(seed)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[0, 8:] = 0
+    labels = batch["labels"].masked_fill(mask == 0, -100)
+    return kit.once(BUILDERS[kind](6), {"input_ids": batch["input_ids"], "attention_mask": mask, "labels": labels}, None)
