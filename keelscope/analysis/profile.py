@@ -57,8 +57,8 @@ class DepthProfile:
     length: float
     """L, the depth of the whole chain in the same unit."""
     slope: float
-    """Theil-Sen slope over the middle 10..90 % of the covered layers, `step` taken off, in decades per unit; NaN without
-    a fit."""
+    """Theil-Sen slope over the middle 10..90 % of the covered layers, `step` taken off, in decades per unit; NaN
+    without a fit."""
     span: float
     """Highest minus lowest level inside the fitted layers, in decades."""
     flatness: float

@@ -91,11 +91,12 @@ def rules() -> list[Row]:
     """One row per rule of the diagnosis.
 
     Returns:
-        Rows with name and meaning.
+        Rows with name, rule set and meaning.
     """
-    from keelscope.diagnosis.rules import all_rules, rule_name
+    from keelscope.diagnosis.rules import SETS, rule_name, rules_of
 
-    return [{"name": rule_name(rule), "meaning": first_sentence(rule)} for rule in all_rules()]
+    found = [(name, rule) for name in SETS for rule in rules_of(name)]
+    return [{"name": rule_name(rule), "set": name, "meaning": first_sentence(rule)} for name, rule in found]
 
 
 def schemes() -> list[Row]:

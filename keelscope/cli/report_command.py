@@ -59,6 +59,9 @@ def report_target(
     step: Annotated[int, typer.Option(help="Recorded step to show; -1 is the last.")] = -1,
     sites: Annotated[str, typer.Option(help="Show only layers whose path matches, e.g. 'blocks.3*'.")] = "",
     fail_on: Annotated[str, typer.Option(help="Exit 1 on these headlines, rules or severities.")] = "",
+    rules: Annotated[
+        str, typer.Option(help="Rule set of the findings: default, or classic absolute limits.")
+    ] = "default",
     input: Annotated[str, typer.Option(help='Random input of a model: "int64[4,128]<50257".')] = "",  # noqa: A002 - the option's name
     batch: Annotated[str, typer.Option(help="Batch of a model: pkg.mod:fn.")] = "",
     loss: Annotated[str, typer.Option(help="auto, sum, lm, cross_entropy or pkg.mod:fn of (output, batch).")] = "",
@@ -68,11 +71,11 @@ def report_target(
     chosen = _format(form, output, json=json)
     words = _verdicts(fail_on)
     if _is_model(target):
-        report, made_of = _report_of_model(target, input=input, batch=batch, loss=loss, seed=seed)
+        report, made_of = _report_of_model(target, rules, input=input, batch=batch, loss=loss, seed=seed)
     else:
         if input or batch or loss:
             raise UsageError(f"--input, --batch and --loss belong to a model; {target} is a run file.")
-        report, made_of = _report_of_run(Path(target), step), {}
+        report, made_of = _report_of_run(Path(target), step, rules), {}
     if sites:
         report = _narrowed(report, sites)
     _show(report, made_of, chosen, output, unfold=unfold)
@@ -88,7 +91,7 @@ def _is_model(target: str) -> bool:
     return (":" in target or target.endswith(".py")) and (path.suffix == ".py" or not path.exists())
 
 
-def _report_of_run(path: Path, step: int) -> Report:
+def _report_of_run(path: Path, step: int, rules: str) -> Report:
     from keelscope.diagnosis import diagnose
     from keelscope.store.reader import open_run
 
@@ -98,10 +101,10 @@ def _report_of_run(path: Path, step: int) -> Report:
         raise UsageError(f"{path} is a folder; {hint}.")
     if not path.exists() and path.suffix not in {".h5", ".hdf5"}:
         raise RunNotFoundError(f"there is no run file {path}, and it is no model either; a model is {MODEL_FORMS}.")
-    return diagnose(open_run(path), step=step)
+    return diagnose(open_run(path), step=step, rules=rules)
 
 
-def _report_of_model(target: str, *, seed: int, **options: str) -> tuple[Report, Mapping[str, str]]:
+def _report_of_model(target: str, rules: str, *, seed: int, **options: str) -> tuple[Report, Mapping[str, str]]:
     import torch
 
     from keelscope.diagnosis import diagnose
@@ -111,7 +114,7 @@ def _report_of_model(target: str, *, seed: int, **options: str) -> tuple[Report,
     case = resolve(target, seed=seed, **options)
     torch.manual_seed(seed)  # dropout draws the same numbers every time
     run = record_once(case.model, case.batch, case.loss)
-    return diagnose(run), {"target": target, "input": case.input, "loss": case.loss.describe()}
+    return diagnose(run, rules=rules), {"target": target, "input": case.input, "loss": case.loss.describe()}
 
 
 def _narrowed(report: Report, pattern: str) -> Report:
@@ -191,9 +194,10 @@ def _verdicts(fail_on: str) -> list[str]:
 def _known_verdicts() -> list[str]:
     from keelscope.diagnosis.finding import Severity
     from keelscope.diagnosis.headline import WORDS
-    from keelscope.diagnosis.rules import all_rules, rule_name
+    from keelscope.diagnosis.rules import SETS, rule_name, rules_of
 
-    return list(dict.fromkeys([*WORDS, *(severity.label for severity in Severity), *map(rule_name, all_rules())]))
+    rules = [rule_name(rule) for name in SETS for rule in rules_of(name)]
+    return list(dict.fromkeys([*WORDS, *(severity.label for severity in Severity), *rules]))
 
 
 def _matched(report: Report, words: list[str]) -> list[str]:

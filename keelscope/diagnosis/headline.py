@@ -48,8 +48,8 @@ def decide(evidence: Evidence) -> Headline:
 
     Precedence: non-finite, not enough data, dead, exploding or vanishing, drifting, flat. With S the Theil-Sen slope
     of log10 gradient over the middle 10..90 % of the stack times its length L: S > 2 vanishing, S < -2 exploding,
-    1 < abs(S) <= 2 drifting, else flat. A step at one place is taken off before the fit: it is the finding ``knee``. The profile with the largest abs(S) decides and is named; when all are flat,
-    the first one.
+    1 < abs(S) <= 2 drifting, else flat. A step at one place is taken off before the fit: it is the finding ``knee``.
+    The profile with the largest abs(S) decides and is named; when all are flat, the first one.
 
     Args:
         evidence: a run at one step.

@@ -15,7 +15,7 @@ from keelscope.diagnosis.explanation import explanation
 from keelscope.diagnosis.headline import Headline, Word, decide
 from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.paths import Paths, paths_of
-from keelscope.diagnosis.rules import findings_of
+from keelscope.diagnosis.rules import DEFAULT, findings_of
 from keelscope.diagnosis.structure import structure_note
 from keelscope.formatting import count, decades
 
@@ -49,19 +49,23 @@ class Diagnosis:
     paths: Paths | None = None
     """Shortcut, branches and attribution per residual stream; None where the group ``sublayers`` is not recorded."""
 
+    rules: str = DEFAULT
+    """The rule set that the findings come from."""
+
     @classmethod
-    def of(cls, run: Run, *, step: int = -1) -> Self:
+    def of(cls, run: Run, *, step: int = -1, rules: str = DEFAULT) -> Self:
         """Diagnose a run.
 
         Args:
             run: any run.
             step: the recorded step to show; -1 is the last one. The verdict rests on it and the steps before it.
+            rules: the set that findings come from, ``"default"`` or ``"classic"``; the verdict is the same.
 
         Returns:
             The diagnosis.
 
         Raises:
-            UnknownNameError: if that step was not recorded.
+            UnknownNameError: if that step was not recorded, or there is no such set.
         """
         evidence = Evidence(run, step=step)
         return cls(
@@ -69,12 +73,13 @@ class Diagnosis:
             step=evidence.step,
             steps=tuple(int(s) for s in evidence.steps),
             verdict=decide(evidence),
-            findings=findings_of(evidence),
+            findings=findings_of(evidence, rules),
             layers=layer_rows(evidence),
             profiles=evidence.profiles,
             axis=evidence.axis,
             weights_step=evidence.last_step("parameters/norm"),
             paths=paths_of(evidence),
+            rules=rules,
         )
 
     @property
@@ -116,7 +121,15 @@ class Diagnosis:
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        return (*(note for note in (*steps, self._about_depth(), structure) if note), *remarks)
+        about = (*steps, self._about_depth(), structure, self._about_rules())
+        return (*(note for note in about if note), *remarks)
+
+    def _about_rules(self) -> str:
+        if self.rules == DEFAULT:
+            return ""
+        return (
+            f"Findings are those of the rule set {self.rules}: absolute limits, which move with the scale of the loss."
+        )
 
     def _about_end(self) -> str:
         if not self.run.stopped:

@@ -146,20 +146,22 @@ class Report(Diagnosis):
         yield self.view(console, width=options.max_width)
 
 
-def diagnose(run: Run, *, step: int = -1) -> Report:
+def diagnose(run: Run, *, step: int = -1, rules: str = "default") -> Report:
     """Diagnose a run.
 
     Args:
         run: a run, finished or still being written.
         step: the recorded step to report on; -1 is the last one.
+        rules: the set that findings come from: ``"default"``, or ``"classic"`` for the absolute thresholds of other
+            tools. The headline is the same.
 
     Returns:
         The report.
 
     Raises:
-        UnknownNameError: if that step was not recorded.
+        UnknownNameError: if that step was not recorded, or there is no such rule set.
     """
-    return Report.of(run, step=step)
+    return Report.of(run, step=step, rules=rules)
 
 
 class Comparison(SideBySide):

@@ -32,9 +32,9 @@ _INDEX = re.compile(r"\b\d+\b")
 def norm_kills_gradient(evidence: Evidence) -> Iterator[Finding]:
     """A norm lets next to no gradient through, beyond what the size of its input explains.
 
-    Formula: (1) median Jacobian gain of a token times RMS of the input over RMS of gamma < 0.01 (the median, since a few
-    tokens whose features are alike have a gain of up to 1/sqrt(epsilon)); the value of a norm over many features
-    is 1, whatever the scale; norms in which epsilon is more than half of the scale are left out. (2) Jacobian gain <
+    Formula: (1) median Jacobian gain of a token times RMS of the input over RMS of gamma < 0.01 (the median, since a
+    few tokens whose features are alike have a gain of up to 1/sqrt(epsilon)); the value of a norm over many features is
+    1, whatever the scale; norms in which epsilon is more than half of the scale are left out. (2) Jacobian gain <
     0.01 of the median of the norms of the same name in the stack: its input explodes. (3) A norm on a residual sum
     takes more than a decade from the shortcut, 1/2 log10(1 + v/alpha^2) > 1: the branch swamps the stream; first block
     left out.

@@ -105,7 +105,7 @@ def frozen_lower_half(seed):
     """Fine-tuning: requires_grad is False in the stem and six of twelve blocks, by intent."""
     model = nets.Residual(12)
     for part in (model.stem, *model.blocks[:6]):
-        part.requires_grad_(False)
+        part.requires_grad_(requires_grad=False)
     return nets.judged(model, seed)
 
 
@@ -114,7 +114,7 @@ def frozen_middle(seed):
     """Blocks 4 to 7 are frozen; the gradient passes through them to the trainable ones below."""
     model = nets.Residual(12)
     for part in model.blocks[4:8]:
-        part.requires_grad_(False)
+        part.requires_grad_(requires_grad=False)
     return nets.judged(model, seed)
 
 
@@ -123,7 +123,7 @@ def frozen_backbone(seed):
     """Only the head trains: no gradient enters the stack, so that there is nothing to say of its depth."""
     model = nets.Residual(12)
     for part in (model.stem, model.blocks):
-        part.requires_grad_(False)
+        part.requires_grad_(requires_grad=False)
     return nets.judged(model, seed)
 
 
@@ -135,9 +135,7 @@ def module_that_is_never_called(seed):
     return nets.judged(model, seed)
 
 
-@label(
-    "healthy", healthy=False, family="unused head", seeds=(0, 1), findings={"disconnected": ["other"]}
-)
+@label("healthy", healthy=False, family="unused head", seeds=(0, 1), findings={"disconnected": ["other"]})
 def head_that_the_loss_ignores(seed):
     """A second head runs, but only the first enters the loss."""
 
@@ -181,7 +179,7 @@ def dead_relu_layer(seed, at):
     variants=[{"activation": "tanh"}, {"activation": "sigmoid"}],
 )
 def saturated_everywhere(seed, activation):
-    """Biases of +-4 (tanh) or +-7 (sigmoid) put every unit on the flat part: a slope of 0.001 per layer over 8 layers."""
+    """Biases of +-4 (tanh) or +-7 (sigmoid) put every unit on the flat part: a slope of 0.001 per layer."""
     model = nets.normal(nets.mlp(8, activation, width=24), 1.0)
     size = {"tanh": 4.0, "sigmoid": 7.0}[activation]
     for module in model[:-1]:
@@ -325,7 +323,7 @@ class LowRank(nn.Module):
 
     def __init__(self, width, rank=2):
         super().__init__()
-        self.plain = nn.Linear(width, width).requires_grad_(False)
+        self.plain = nn.Linear(width, width).requires_grad_(requires_grad=False)
         self.down = nn.Parameter(torch.randn(rank, width) / width**0.5)
         self.up = nn.Parameter(torch.zeros(width, rank))
 
@@ -338,7 +336,7 @@ class LowRank(nn.Module):
 )
 def low_rank_adapters_at_zero(seed):
     """LoRA starts with B = 0, so that A has gradient 0 for one step."""
-    model = nets.Residual(8).requires_grad_(False)
+    model = nets.Residual(8).requires_grad_(requires_grad=False)
     for block in model.blocks:
         block.first = LowRank(24)
     return nets.judged(model, seed)
@@ -374,7 +372,13 @@ def zero_head_on_its_first_step(seed):
     return nets.judged(model, seed)
 
 
-@label("healthy", healthy=False, family="stuck", seeds=(0,), findings={"zero_grad_stuck": parameters(blocks(6), ("norm", "first"))})
+@label(
+    "healthy",
+    healthy=False,
+    family="stuck",
+    seeds=(0,),
+    findings={"zero_grad_stuck": parameters(blocks(6), ("norm", "first"))},
+)
 def zero_weights_left_out_of_the_optimizer(seed):
     """Zero matrices that the optimizer does not know, recorded over 12 steps: the branches stay without gradient."""
     model = nets.Residual(6)
@@ -406,9 +410,7 @@ def forward_only(seed):
     return session.run
 
 
-@label(
-    "healthy", healthy=False, family="tiny loss", seeds=(0, 1), findings={"uniformly_small": []}
-)
+@label("healthy", healthy=False, family="tiny loss", seeds=(0, 1), findings={"uniformly_small": []})
 def loss_scaled_by_1e_minus_12(seed):
     """The loss is divided by 1e12: gradients are small everywhere alike, depth is not to blame."""
     return kit.once(nets.Residual(12), kit.vectors(seed), lambda o, b: 1e-12 * kit.cross_entropy(o, b))

@@ -6,10 +6,10 @@ file, one file per kind of model, and take a seed and the options of a variant; 
 
 from __future__ import annotations
 
+import hashlib
 import warnings
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -29,22 +29,51 @@ ACCEPTED = {"healthy": ("flat", "drifting")}
 class Labelled:
     """One model of the benchmark."""
 
-    name: str
+    build: Callable[..., object]
+    """``build(seed, **variant)`` gives the recorded run."""
+    seed: int
+    variant: Mapping[str, object]
     family: str
     """Architecture; the split goes by family and seed."""
-    record: Callable[[], object]
-    """Builds it and returns the recorded run."""
     headline: str
     """``healthy`` or a headline."""
     healthy: bool
     """Whether an error or a warning would be a false alarm."""
-    why: str
-    """First paragraph of the builder's docstring."""
     findings: Mapping[str, frozenset[str] | Callable[[list[str]], bool]] = field(default_factory=dict)
     """Rule -> the sites it must name, all of them and no other; or a condition on them, input side first."""
-    half: str = "calibration"
-    """``calibration`` or ``test``."""
-    slow: bool = False
+
+    @property
+    def name(self) -> str:
+        """Builder, variant and seed."""
+        options = ", ".join(str(v) if isinstance(v, str) else f"{key} {v}" for key, v in self.variant.items())
+        return f"{self.build.__name__.replace('_', ' ')}{f' ({options})' if options else ''}, seed {self.seed}"
+
+    @property
+    def why(self) -> str:
+        """The reason of the label, from the builder's docstring."""
+        return " ".join((self.build.__doc__ or "").split())
+
+    @property
+    def needs(self) -> str:
+        """Text that names the library it comes from, if any."""
+        return f"{self.build.__globals__.get('NEEDS', '')} {self.family}"
+
+    @property
+    def half(self) -> str:
+        """``calibration`` or ``test``: decided by architecture and seed alone."""
+        digest = hashlib.sha256(f"{self.family} {self.seed}".encode()).digest()
+        return ("calibration", "test")[digest[0] % 2]
+
+    def at_other_seed(self, shift):
+        """The same label at another seed."""
+        return replace(self, seed=self.seed + shift)
+
+    def record(self):
+        """Build it and return its run."""
+        torch.manual_seed(self.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what libraries deprecate, and overflow that is meant
+            return self.build(self.seed, **self.variant)
 
     def accepts(self, word: str) -> bool:
         """Whether a headline is right."""
@@ -56,17 +85,23 @@ class Labelled:
         return expected(list(sites)) if callable(expected) else expected == set(sites)
 
 
-def half_of(family: str, seed: int) -> str:
-    """Which half a model belongs to: decided by architecture and seed alone."""
-    return ("calibration", "test")[zlib.crc32(f"{family} {seed}".encode()) % 2]
-
-
-def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants=({},), slow=False):
+def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants=None):
     """Label a builder ``build(seed, **variant) -> run``; `findings` is a mapping or a function of the variant."""
+
+    if variants is None:
+        variants = ({},)
 
     def decorate(build):
         build.labelled = [
-            _labelled(build, headline, seed, variant, family=family, healthy=healthy, findings=findings, slow=slow)
+            Labelled(
+                build=build,
+                seed=seed,
+                variant=variant,
+                family=family.format(**variant),
+                headline=headline,
+                healthy=headline in ("healthy", "flat", "drifting") if healthy is None else healthy,
+                findings=_sites(findings(**variant) if callable(findings) else findings or {}),
+            )
             for variant in variants
             for seed in seeds
         ]
@@ -75,28 +110,8 @@ def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants
     return decorate
 
 
-def _labelled(build, headline, seed, variant, *, family, healthy, findings, slow):
-    options = ", ".join(str(value) if isinstance(value, str) else f"{key} {value}" for key, value in variant.items())
-    found = findings(**variant) if callable(findings) else findings or {}
-    architecture = family.format(**variant)
-
-    def record():
-        torch.manual_seed(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what libraries deprecate, and overflow that is meant
-            return build(seed, **variant)
-
-    return Labelled(
-        name=f"{build.__name__.replace('_', ' ')}{f' ({options})' if options else ''}, seed {seed}",
-        family=architecture,
-        record=record,
-        headline=headline,
-        healthy=headline in ("healthy", "flat", "drifting") if healthy is None else healthy,
-        why=" ".join((build.__doc__ or "").strip().split("\n\n")[0].split()),
-        findings={rule: sites if callable(sites) else frozenset(sites) for rule, sites in found.items()},
-        half=half_of(architecture, seed),
-        slow=slow,
-    )
+def _sites(findings):
+    return {rule: sites if callable(sites) else frozenset(sites) for rule, sites in findings.items()}
 
 
 def once(model, batch, loss):
@@ -114,7 +129,7 @@ def train(model, batch, loss, *, steps, rate=0.05, learned=None):
             with torch.no_grad():
                 for name, parameter in model.named_parameters():
                     if parameter.grad is not None and (learned is None or name in learned):
-                        parameter -= rate * parameter.grad
+                        parameter.sub_(rate * parameter.grad)
                     parameter.grad = None
             session.step()
     return session.run

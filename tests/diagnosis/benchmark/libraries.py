@@ -12,6 +12,7 @@ from torch import nn
 kit = SimpleNamespace(**runpy.run_path(str(Path(__file__).with_name("labels.py"))))
 label = kit.label
 
+NEEDS = "transformers"
 ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
@@ -20,7 +21,9 @@ def gpt2(layers=4):
     from transformers import GPT2Config, GPT2LMHeadModel
 
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=32, n_head=4, vocab_size=97, n_positions=32, **off, **ENDS))
+    return GPT2LMHeadModel(
+        GPT2Config(n_layer=layers, n_embd=32, n_head=4, vocab_size=97, n_positions=32, **off, **ENDS)
+    )
 
 
 def llama(layers=4):
@@ -28,7 +31,9 @@ def llama(layers=4):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, vocab_size=97, max_position_embeddings=32, **sizes, **ENDS))
+    return LlamaForCausalLM(
+        LlamaConfig(num_hidden_layers=layers, vocab_size=97, max_position_embeddings=32, **sizes, **ENDS)
+    )
 
 
 def bert(layers=4):
@@ -79,14 +84,17 @@ def as_released(seed, kind, layers):
 def lower_blocks_frozen(seed, kind):
     """Two of six blocks are frozen, as in fine-tuning."""
     model = BUILDERS[kind](6)
-    model.get_submodule(STACKS[kind])[:2].requires_grad_(False)
+    model.get_submodule(STACKS[kind])[:2].requires_grad_(requires_grad=False)
     return judged(model, kind, seed)
 
 
 @label(
     "non-finite",
     family="{kind} nan",
-    variants=[{"kind": "gpt2", "path": "transformer.h.2.mlp.c_fc"}, {"kind": "llama", "path": "model.layers.1.mlp.up_proj"}],
+    variants=[
+        {"kind": "gpt2", "path": "transformer.h.2.mlp.c_fc"},
+        {"kind": "llama", "path": "model.layers.1.mlp.up_proj"},
+    ],
     findings=lambda kind, path: {"nonfinite_forward": kit.one_around(path)},
 )
 def nan_in_one_projection(seed, kind, path):
@@ -116,7 +124,7 @@ class Detached(nn.Module):
     findings={"disconnected": lambda sites: all(".embeddings" in site for site in sites)},
 )
 def embedding_detached(seed):
-    """BERT whose embeddings are detached before the encoder (head untied): the encoder trains, the embeddings do not."""
+    """BERT whose embeddings are detached before the encoder (head untied): the encoder trains, they do not."""
     model = bert(6)
     model.cls.predictions.decoder.weight = nn.Parameter(model.cls.predictions.decoder.weight.detach().clone())
     model.bert.embeddings = Detached(model.bert.embeddings)
@@ -139,7 +147,11 @@ def post_ln_with_large_branches(seed):
     return judged(model, "bert", seed)
 
 
-@label("healthy", family="torchvision {name}", variants=[{"name": "resnet18"}, {"name": "mobilenet_v3_small"}, {"name": "shufflenet_v2_x0_5"}])
+@label(
+    "healthy",
+    family="torchvision {name}",
+    variants=[{"name": "resnet18"}, {"name": "mobilenet_v3_small"}, {"name": "shufflenet_v2_x0_5"}],
+)
 def torchvision_model(seed, name):
     """Image networks as published; normalised, with residual sums or few layers."""
     import torchvision
@@ -175,13 +187,45 @@ def timm_model(seed, name):
 
 MORE = {
     "DistilBert": {"dim": 32, "hidden_dim": 64, "n_layers": 4, "n_heads": 4},
-    "Albert": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4, "embedding_size": 16},
+    "Albert": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "embedding_size": 16,
+    },
     "Roberta": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "OPT": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "word_embed_proj_dim": 32},
+    "OPT": {
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 32,
+    },
     "GPTNeoX": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4},
-    "Gemma2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-    "Olmo2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2},
-    "Qwen3": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+    "Gemma2": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
+    "Olmo2": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "Qwen3": {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },
     "Mamba": {"hidden_size": 32, "num_hidden_layers": 4, "state_size": 4},
     "T5": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 4, "num_heads": 4},
 }
@@ -227,4 +271,6 @@ def padded_batch(seed, kind):
     mask = torch.ones_like(batch["input_ids"])
     mask[0, 8:] = 0
     labels = batch["labels"].masked_fill(mask == 0, -100)
-    return kit.once(BUILDERS[kind](6), {"input_ids": batch["input_ids"], "attention_mask": mask, "labels": labels}, None)
+    return kit.once(
+        BUILDERS[kind](6), {"input_ids": batch["input_ids"], "attention_mask": mask, "labels": labels}, None
+    )

@@ -50,7 +50,7 @@ def lowest(upto, *, suffix=""):
     ],
 )  # fmt: skip
 def flat_by_design(seed, scheme, depth):
-    """A scheme built to keep the gradient level: branches are scaled with depth, or a norm under a weighted shortcut."""
+    """A scheme built to keep the gradient level: branches scaled with depth, or a norm under a weighted shortcut."""
     return run(scheme, seed, depth=depth)
 
 

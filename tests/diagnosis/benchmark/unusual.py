@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,7 +76,7 @@ def unet_with_skips(seed):
 def autoencoder_with_bottleneck(seed):
     """Widths 64, 32, 16, 8 and back: layers of very different size at He gain."""
     sizes = [64, 48, 32, 16, 8, 16, 32, 48, 64]
-    parts = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
+    parts = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())][:-1]
     x, _ = kit.vectors(seed, width=64)
     return kit.once(nets.normal(nn.Sequential(*parts), 2**0.5), (x, x), kit.squares)
 
@@ -180,7 +181,7 @@ def heads_at_several_depths(seed):
 def frozen_embedding(seed):
     """Pretrained token vectors that do not train."""
     model = models.build("pre_ln", seed=seed, depth=12, width=32)
-    model.embedding.requires_grad_(False)
+    model.embedding.requires_grad_(requires_grad=False)
     return kit.once(model, kit.text(seed), kit.cross_entropy)
 
 
@@ -262,7 +263,9 @@ def dead_branch(seed):
     return kit.train(model, kit.vectors(seed), kit.cross_entropy, steps=3)
 
 
-@label("healthy", healthy=False, family="under no_grad", seeds=(0, 1), findings={"disconnected": ["blocks.2", "blocks.3"]})
+@label(
+    "healthy", healthy=False, family="under no_grad", seeds=(0, 1), findings={"disconnected": ["blocks.2", "blocks.3"]}
+)
 def two_branches_under_no_grad(seed):
     """Branches of two blocks are computed under no_grad by mistake, the shortcut is not."""
 
@@ -301,7 +304,7 @@ def output_of_the_stack_detached(seed):
 
 @label("healthy", healthy=False, family="double softmax", seeds=(0, 1), findings={"uniformly_small": []})
 def softmax_twice_and_confident(seed):
-    """Softmax in the model and in the loss, scores 40 apart: the inner one is flat, the gradient 1e-17 everywhere alike."""
+    """Softmax in the model and in the loss, scores 40 apart: the inner one is flat, gradients are 1e-17 everywhere."""
 
     class Twice(nets.Residual):
         def forward(self, x):
