@@ -22,6 +22,7 @@ class Kind(StrEnum):
     STATISTICS = "statistics"
     RULES = "rules"
     SCHEMES = "schemes"
+    THRESHOLDS = "thresholds"
 
 
 def add_command(app: typer.Typer) -> None:
@@ -37,7 +38,7 @@ def list_names(
     what: Annotated[Kind, typer.Argument(help="What to list.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List probes, statistics, rules or schemes, installed plugins included."""
+    """List probes, statistics, rules, thresholds or schemes, installed plugins included."""
     rows = _LISTS[what]()
     if json:
         print_json(rows)
@@ -99,6 +100,19 @@ def rules() -> list[Row]:
     return [{"name": rule_name(rule), "set": name, "meaning": first_sentence(rule)} for name, rule in found]
 
 
+def thresholds() -> list[Row]:
+    """One row per threshold of the diagnosis.
+
+    Returns:
+        Rows with name, default, unit and meaning.
+    """
+    from keelscope.diagnosis.thresholds import THRESHOLDS
+
+    return [
+        {"name": one.name, "default": f"{one.value:g}", "unit": one.unit, "meaning": one.meaning} for one in THRESHOLDS
+    ]
+
+
 def schemes() -> list[Row]:
     """One row per residual scheme of the reference models.
 
@@ -131,4 +145,10 @@ def first_sentence(thing: object) -> str:
     return " ".join((getattr(thing, "__doc__", None) or "").strip().split("\n\n")[0].split())
 
 
-_LISTS = {Kind.PROBES: probes, Kind.STATISTICS: statistics, Kind.RULES: rules, Kind.SCHEMES: schemes}
+_LISTS = {
+    Kind.PROBES: probes,
+    Kind.STATISTICS: statistics,
+    Kind.RULES: rules,
+    Kind.SCHEMES: schemes,
+    Kind.THRESHOLDS: thresholds,
+}

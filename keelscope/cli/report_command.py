@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -62,6 +62,10 @@ def report_target(
     rules: Annotated[
         str, typer.Option(help="Rule set of the findings: default, or classic absolute limits.")
     ] = "default",
+    threshold: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change a threshold, e.g. vanishing=3; repeatable.")
+    ] = None,
+    thresholds: Annotated[Path | None, typer.Option(help="TOML file with a table [thresholds].")] = None,
     input: Annotated[str, typer.Option(help='Random input of a model: "int64[4,128]<50257".')] = "",  # noqa: A002 - the option's name
     batch: Annotated[str, typer.Option(help="Batch of a model: pkg.mod:fn.")] = "",
     loss: Annotated[str, typer.Option(help="auto, sum, lm, cross_entropy or pkg.mod:fn of (output, batch).")] = "",
@@ -70,12 +74,13 @@ def report_target(
     """Report how gradients flow through a recorded run or a model, layer by layer."""
     chosen = _format(form, output, json=json)
     words = _verdicts(fail_on)
+    judging = _judging(rules, thresholds, threshold or [])
     if _is_model(target):
-        report, made_of = _report_of_model(target, rules, input=input, batch=batch, loss=loss, seed=seed)
+        report, made_of = _report_of_model(target, judging, input=input, batch=batch, loss=loss, seed=seed)
     else:
         if input or batch or loss:
             raise UsageError(f"--input, --batch and --loss belong to a model; {target} is a run file.")
-        report, made_of = _report_of_run(Path(target), step, rules), {}
+        report, made_of = _report_of_run(Path(target), step, judging), {}
     if sites:
         report = _narrowed(report, sites)
     _show(report, made_of, chosen, output, unfold=unfold)
@@ -85,13 +90,24 @@ def report_target(
         raise typer.Exit(1)
 
 
+def _judging(rules: str, file: Path | None, settings: list[str]) -> dict[str, Any]:
+    """What `diagnose` is asked for beside the step; names are checked before anything is run."""
+    from keelscope.diagnosis.rules import rules_of
+    from keelscope.diagnosis.thresholds import parsed, read_thresholds, thresholds_with
+
+    rules_of(rules)
+    changes = {**(read_thresholds(file) if file is not None else {}), **parsed(settings)}
+    thresholds_with(changes)
+    return {"rules": rules, "thresholds": changes}
+
+
 def _is_model(target: str) -> bool:
     """By form alone, so that a run file is reported without importing torch."""
     path = Path(target)
     return (":" in target or target.endswith(".py")) and (path.suffix == ".py" or not path.exists())
 
 
-def _report_of_run(path: Path, step: int, rules: str) -> Report:
+def _report_of_run(path: Path, step: int, judging: Mapping[str, Any]) -> Report:
     from keelscope.diagnosis import diagnose
     from keelscope.store.reader import open_run
 
@@ -101,10 +117,12 @@ def _report_of_run(path: Path, step: int, rules: str) -> Report:
         raise UsageError(f"{path} is a folder; {hint}.")
     if not path.exists() and path.suffix not in {".h5", ".hdf5"}:
         raise RunNotFoundError(f"there is no run file {path}, and it is no model either; a model is {MODEL_FORMS}.")
-    return diagnose(open_run(path), step=step, rules=rules)
+    return diagnose(open_run(path), step=step, **judging)
 
 
-def _report_of_model(target: str, rules: str, *, seed: int, **options: str) -> tuple[Report, Mapping[str, str]]:
+def _report_of_model(
+    target: str, judging: Mapping[str, Any], *, seed: int, **options: str
+) -> tuple[Report, Mapping[str, str]]:
     import torch
 
     from keelscope.diagnosis import diagnose
@@ -114,7 +132,7 @@ def _report_of_model(target: str, rules: str, *, seed: int, **options: str) -> t
     case = resolve(target, seed=seed, **options)
     torch.manual_seed(seed)  # dropout draws the same numbers every time
     run = record_once(case.model, case.batch, case.loss)
-    return diagnose(run, rules=rules), {"target": target, "input": case.input, "loss": case.loss.describe()}
+    return diagnose(run, **judging), {"target": target, "input": case.input, "loss": case.loss.describe()}
 
 
 def _narrowed(report: Report, pattern: str) -> Report:

@@ -16,12 +16,10 @@ from keelscope.store.schema import SublayerInfo
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
 
-__all__ = ["OPEN", "TOKEN_GATE", "TRAINED", "Gate", "gates_of"]
+__all__ = ["TOKEN_GATE", "TRAINED", "Gate", "gates_of"]
 
 TOKEN_GATE = "gate (token)"
 """Kind of a gate that is computed from its input."""
-OPEN = 0.02
-"""Weight left to the branch below which a gate counts as closed."""
 TRAINED = 1000
 """Optimizer steps after which a learnable weight is expected to have left its initial value."""
 _STATISTICS = ("value", "minimum", "maximum", "saturated_fraction", "gradient")
@@ -49,9 +47,9 @@ class Gate:
         """Whether training can move it."""
         return self.kind == TOKEN_GATE or self.kind.startswith("learnable")
 
-    def is_starting(self, step: int) -> bool:
-        """Whether it is a learnable weight that may still be as small as it started: LayerScale, ReZero."""
-        return self.is_learned and self.kind != TOKEN_GATE and step < TRAINED and self.branch_weight < OPEN
+    def is_starting(self, step: int, closed: float) -> bool:
+        """Whether it is a learnable weight that may still be below `closed` as it started: LayerScale, ReZero."""
+        return self.is_learned and self.kind != TOKEN_GATE and step < TRAINED and self.branch_weight < closed
 
     @property
     def gradient(self) -> float:

@@ -7,7 +7,7 @@ formats; `keelscope.terminal` and `keelscope.tables` draw it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from keelscope.diagnosis.evidence import Evidence, NamedProfile
@@ -17,6 +17,7 @@ from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.paths import Paths, paths_of
 from keelscope.diagnosis.rules import DEFAULT, findings_of
 from keelscope.diagnosis.structure import structure_note
+from keelscope.diagnosis.thresholds import thresholds_with
 from keelscope.formatting import count, decades
 
 if TYPE_CHECKING:
@@ -51,23 +52,29 @@ class Diagnosis:
 
     rules: str = DEFAULT
     """The rule set that the findings come from."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Those that were changed."""
 
     @classmethod
-    def of(cls, run: Run, *, step: int = -1, rules: str = DEFAULT) -> Self:
+    def of(
+        cls, run: Run, *, step: int = -1, rules: str = DEFAULT, thresholds: Mapping[str, float] | None = None
+    ) -> Self:
         """Diagnose a run.
 
         Args:
             run: any run.
             step: the recorded step to show; -1 is the last one. The verdict rests on it and the steps before it.
             rules: the set that findings come from, ``"default"`` or ``"classic"``; the verdict is the same.
+            thresholds: new values of some thresholds, by name.
 
         Returns:
             The diagnosis.
 
         Raises:
-            UnknownNameError: if that step was not recorded, or there is no such set.
+            UsageError: if a threshold cannot be used.
+            UnknownNameError: if that step was not recorded, or there is no such set or threshold.
         """
-        evidence = Evidence(run, step=step)
+        evidence = Evidence(run, step=step, thresholds=thresholds_with(thresholds))
         return cls(
             run=run,
             step=evidence.step,
@@ -80,6 +87,7 @@ class Diagnosis:
             weights_step=evidence.last_step("parameters/norm"),
             paths=paths_of(evidence),
             rules=rules,
+            thresholds=dict(thresholds or {}),
         )
 
     @property
@@ -125,11 +133,11 @@ class Diagnosis:
         return (*(note for note in about if note), *remarks)
 
     def _about_rules(self) -> str:
-        if self.rules == DEFAULT:
-            return ""
-        return (
-            f"Findings are those of the rule set {self.rules}: absolute limits, which move with the scale of the loss."
-        )
+        changed = ", ".join(f"{name} = {value:g}" for name, value in self.thresholds.items())
+        notes = [f"Thresholds differ from their defaults: {changed}."] if changed else []
+        if self.rules != DEFAULT:
+            notes.append(f"Findings are those of the rule set {self.rules}: absolute limits, not free of scale.")
+        return " ".join(notes)
 
     def _about_end(self) -> str:
         if not self.run.stopped:

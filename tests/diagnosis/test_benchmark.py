@@ -32,7 +32,9 @@ def judged(model):
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize(
+    "model", [pytest.param(m, id=m.name, marks=[pytest.mark.slow] if m.is_slow else []) for m in MODELS]
+)
 def test_the_verdict_is_right_and_on_the_page(model, operators):
     outcome = judged(model)
     assert BENCHMARK.faults_of(model, outcome) == [], f"{model.why}\n{outcome.detail}"

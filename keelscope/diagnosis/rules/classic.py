@@ -46,8 +46,7 @@ def classic_exploding_tensor(evidence: Evidence) -> Iterator[Finding]:
     for group in ("outputs", "gradients", "parameter_gradients"):
         history = nonfinite_history(evidence, group)
         if history is not None:
-            hits = history.flags.any(axis=0)
-            bad += [path for path, hit in zip(history.paths, hits, strict=True) if hit]
+            bad += [history.paths[index] for index in np.flatnonzero(history.flags.any(axis=0))]
     if bad:
         sites = tuple(dict.fromkeys(bad))
         text = f"NaN or Inf in {count(len(sites), 'tensor')} ({name_sites(sites)})."

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keelscope.analysis.profile import KNEE
 from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
 from keelscope.diagnosis.finding import Finding, Severity
-from keelscope.diagnosis.headline import VANISHING, word_for
+from keelscope.diagnosis.headline import word_for
 from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
@@ -18,9 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
 
-_SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
 _NEARLY_ALL = 0.9
-_GROWTH = 10.0
 
 
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
@@ -64,12 +61,13 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
 
 def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
     """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
-    beyond = [p for p in evidence.judged if word_for(p.shape) == rule]
+    beyond = [p for p in evidence.judged if word_for(p.shape, evidence.thresholds) == rule]
     if not beyond:
         return
     worst = max(beyond, key=lambda profile: sign * profile.shape.total)
     shape = worst.shape
-    sites = _far_from_output(evidence, worst)
+    limit = evidence.thresholds[rule]
+    sites = _far_from_output(evidence, worst, limit)
     others = ", ".join(f"{p.title} {decades(p.shape.total)}" for p in beyond if p is not worst)
     also = f" (also {others})" if others else ""
     yield Finding(
@@ -77,11 +75,11 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
         Severity.ERROR,
         f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} by a fitted {times(-shape.total)} over "
         f"{_part(evidence, worst)}: S = {decades(shape.total)} decades, limit "
-        f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
+        f"{decades(sign * limit)}{also}{_hidden(evidence, worst, limit)}.{_where(sites, limit)}",
         sites=sites,
         steps=_recent(evidence),
         value=shape.total,
-        threshold=sign * VANISHING,
+        threshold=sign * limit,
         remedy=_REMEDIES[rule],
     )
 
@@ -93,20 +91,20 @@ def _part(evidence: Evidence, profile: NamedProfile) -> str:
     return f"{text} of {shape.length:g}, the part that gets a gradient" if shape.is_partial else text
 
 
-def _hidden(evidence: Evidence, worst: NamedProfile) -> str:
+def _hidden(evidence: Evidence, worst: NamedProfile, limit: float) -> str:
     """Said when only the late tokens show it: the usual whole-tensor norm looks healthy."""
     whole = evidence.gradient
-    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > VANISHING:
+    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > limit:
         return ""
     return f"; the {whole.title} hides it ({decades(whole.shape.total)}), since a few early tokens dominate"
 
 
-def _where(sites: tuple[str, ...]) -> str:
+def _where(sites: tuple[str, ...], limit: float) -> str:
     if not sites:
         return ""
     span = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
     verb = "differs" if len(sites) == 1 else "differ"
-    return f" {count(len(sites), 'layer')} ({span}) {verb} from the output end by more than {VANISHING:g} decades."
+    return f" {count(len(sites), 'layer')} ({span}) {verb} from the output end by more than {limit:g} decades."
 
 
 _REMEDIES = {
@@ -116,13 +114,13 @@ _REMEDIES = {
 }
 
 
-def _far_from_output(evidence: Evidence, profile: NamedProfile) -> tuple[str, ...]:
+def _far_from_output(evidence: Evidence, profile: NamedProfile, limit: float) -> tuple[str, ...]:
     """Layers whose level is more than the limit away from the topmost usable one."""
     levels = profile.shape.levels
     usable = np.flatnonzero(np.isfinite(levels))
     far = profile.shape.is_floored.copy()
     if usable.size:
-        far |= np.abs(levels - levels[usable[-1]]) > VANISHING
+        far |= np.abs(levels - levels[usable[-1]]) > limit
     return tuple(evidence.axis.sites[i].path for i in np.flatnonzero(far))
 
 
@@ -148,7 +146,8 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
     found = None
     if gradient is not None and gradient.key.startswith("gradients/"):
         found = gradient.shape.step if evidence.axis.stack is None else gradient.shape.knee
-    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= KNEE:
+    limit = evidence.thresholds["knee"]
+    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= limit:
         return
     lower, upper = (evidence.axis.sites[i].path for i in (found.lower, found.upper))
     verb = "drops" if found.change > 0 else "jumps"
@@ -159,7 +158,7 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
         sites=(lower, upper),
         steps=_recent(evidence),
         value=found.change,
-        threshold=KNEE if found.change > 0 else -KNEE,
+        threshold=limit if found.change > 0 else -limit,
         remedy="Look at what stands between these two layers: a norm over few features, a closed gate, a saturation.",
     )
 
@@ -182,10 +181,11 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     sizes = evidence.recent("parameter_gradients/rms")
-    if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.judged):
+    limit = evidence.thresholds["uniformly_small"]
+    if sizes is None or any(_is_steep(evidence, profile) for profile in evidence.judged):
         return
     positive = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if positive.size == 0 or np.quantile(positive, _NEARLY_ALL) >= _SMALL:
+    if positive.size == 0 or np.quantile(positive, _NEARLY_ALL) >= limit:
         return
     middle = float(np.median(positive))
     yield Finding(
@@ -195,9 +195,13 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
         "1e-8; depth is not the cause.",
         steps=_recent(evidence),
         value=middle,
-        threshold=_SMALL,
+        threshold=limit,
         remedy="Check how the loss is averaged and scaled; otherwise lower the optimizer's epsilon.",
     )
+
+
+def _is_steep(evidence: Evidence, profile: NamedProfile) -> bool:
+    return word_for(profile.shape, evidence.thresholds) in ("vanishing", "exploding")
 
 
 def variance_growth(evidence: Evidence) -> Iterator[Finding]:
@@ -226,9 +230,10 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
         return
     first, last = int(usable[0]), int(usable[-1])
     growth = float(variances[last] / variances[first])
-    if growth <= _GROWTH:
+    limit = evidence.thresholds["variance_growth"]
+    if growth <= limit:
         return
-    fast = growth > _GROWTH * evidence.axis.length
+    fast = growth > limit * evidence.axis.length
     judged = "faster than linear" if fast else "at most linear in depth, as in any Pre-LN stack"
     yield Finding(
         "variance_growth",
@@ -238,7 +243,7 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
         sites=(evidence.axis.sites[first].path, evidence.axis.sites[last].path),
         steps=_recent(evidence),
         value=growth,
-        threshold=_GROWTH,
+        threshold=limit,
         remedy="Scale the branches by 1/sqrt(L) or normalise their outputs if the deep layers learn little.",
     )
 

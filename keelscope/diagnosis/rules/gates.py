@@ -9,7 +9,7 @@ import numpy as np
 
 from keelscope.diagnosis.asleep import Sleeper, asleep
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
-from keelscope.diagnosis.gates import OPEN, Gate, gates_of
+from keelscope.diagnosis.gates import Gate, gates_of
 from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["RULES", "gate_closed", "gate_dead", "saturated", "zero_grad_by_init", "zero_grad_stuck"]
 
 _BY_DESIGN = 0.3  # of 1/L: what Keel and its gated form leave to a branch under a norm
-_STUCK = 9  # optimizer steps: what ten rows in a row span, the longest window of a verdict
-_SATURATED = 0.5
 
 
 def gate_dead(evidence: Evidence) -> Iterator[Finding]:
@@ -123,7 +121,12 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
     """
     sleeping = {sleeper.weight for sleeper in asleep(evidence)}
     depth = max(1, len(evidence.run.info.sublayers))
-    closed = [g for g in gates_of(evidence) if g.path not in sleeping and _is_closed(g, evidence.step, depth)]
+    limit = evidence.thresholds["gate_closed"]
+    closed = [
+        g
+        for g in gates_of(evidence)
+        if g.path not in sleeping and _is_closed(g, evidence.step, depth=depth, limit=limit)
+    ]
     if not closed:
         return
     paths = tuple(gate.path for gate in closed)
@@ -132,11 +135,11 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
         "gate_closed",
         Severity.WARNING,
         f"{count(len(paths), 'gate')} ({name_sites(paths)}) {'lets' if len(paths) == 1 else 'let'} almost nothing of "
-        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {OPEN:g}.",
+        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {limit:g}.",
         sites=paths,
         steps=_recent(evidence),
         value=weight,
-        threshold=OPEN,
+        threshold=limit,
         remedy="Raise the gate's bias (-1 to -3 is usual), or take weight decay off it.",
     )
 
@@ -158,7 +161,8 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     shares = {gate.path: gate.values["saturated_fraction"] for gate in gates_of(evidence)}
-    flat = {path: share for path, share in shares.items() if share > _SATURATED}
+    limit = evidence.thresholds["saturated"]
+    flat = {path: share for path, share in shares.items() if share > limit}
     if not flat:
         return
     worst = max(flat.values())
@@ -170,15 +174,15 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         sites=tuple(flat),
         steps=_recent(evidence),
         value=worst,
-        threshold=_SATURATED,
+        threshold=limit,
         remedy="Initialise the gate's logit nearer to 0, or use a raw parameter.",
     )
 
 
-def _is_closed(gate: Gate, step: int, depth: int) -> bool:
-    if not gate.branch_weight < OPEN or not gate.is_learned:
+def _is_closed(gate: Gate, step: int, *, depth: int, limit: float) -> bool:
+    if not gate.branch_weight < limit or not gate.is_learned:
         return False
-    if gate.is_starting(step):
+    if gate.is_starting(step, limit):
         return False
     under_norm = any(info.norm_after or info.form.startswith("n(") for info in gate.infos)
     share = gate.branch_weight / gate.shortcut_weight if gate.shortcut_weight > 0 else gate.branch_weight
@@ -186,7 +190,9 @@ def _is_closed(gate: Gate, step: int, depth: int) -> bool:
 
 
 def _is_lasting(evidence: Evidence) -> bool:
-    return evidence.steps.size > 1 and int(evidence.steps[-1] - evidence.steps[0]) >= _STUCK
+    """Nine steps by default: what ten rows in a row span, the longest window of a verdict."""
+    span = int(evidence.steps[-1] - evidence.steps[0]) if evidence.steps.size else 0
+    return evidence.steps.size > 1 and span >= evidence.thresholds["zero_grad_stuck"]
 
 
 def _gates(sleepers: Sequence[Sleeper]) -> str:

@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "idle_depth", "residual_absorbed", "shortcut_attenuated"]
 
-_ATTENUATED = 2.0  # decades
 _FIRST_BLOCK = 2  # sub-layers that some schemes treat differently by design
 _LEAST = 4
-_ABSORBED = 0.25
 _MANY = 0.25  # of the sub-layers
-_IDLE = 0.01
 _ALIGNED = 0.9
 
 
@@ -48,9 +45,9 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding, on the stream that loses most.
     """
-    paths = paths_of(evidence)
+    paths, limit = paths_of(evidence), evidence.thresholds["shortcut_attenuated"]
     losses = [(_lost(stream), stream) for stream in (paths.streams if paths is not None else ())]
-    losses = [(lost, stream) for lost, stream in losses if lost > _ATTENUATED]
+    losses = [(lost, stream) for lost, stream in losses if lost > limit]
     if not losses:
         return
     lost, stream = max(losses, key=lambda pair: pair[0])
@@ -58,7 +55,7 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     whole = "" if np.isnan(total) else f" The whole gradient changes by {decades(total)} decades there."
     size = count(max(1, len(stream) - _skipped(stream)), "sub-layer")
     amount = "everything" if np.isinf(lost) else f"{number(lost)} decades"
-    low = stream.shortcut.carried < -_ATTENUATED
+    low = stream.shortcut.carried < -limit
     yield Finding(
         "shortcut_attenuated",
         Severity.WARNING,
@@ -66,7 +63,7 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
         sites=_paths_where(stream, low),
         steps=_at(evidence),
         value=lost,
-        threshold=_ATTENUATED,
+        threshold=limit,
         remedy="Weigh the shortcut (Keel, DeepNorm), keep a path without norms (Pre-LN), or make the branches smaller.",
     )
 
@@ -88,9 +85,10 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
+    limit = evidence.thresholds["residual_absorbed"]
     for stream in _streams(evidence):
         shares = stream.values.get("absorbed_fraction", np.full(len(stream), np.nan))
-        high = (shares > _ABSORBED) & ~_starting(evidence, stream)
+        high = (shares > limit) & ~_starting(evidence, stream)
         if high.sum() <= _MANY * len(stream):
             continue
         middle = float(np.median(shares[high]))
@@ -102,7 +100,7 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
             sites=_paths_where(stream, high),
             steps=_at(evidence),
             value=middle,
-            threshold=_ABSORBED,
+            threshold=limit,
             remedy="Keep the residual stream, or at least the addition, in float32.",
         )
         return
@@ -110,7 +108,8 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
 
 def _starting(evidence: Evidence, stream: StreamPaths) -> NDArray[np.bool_]:
     """``[sublayer]``: behind a learnable weight that is still as small as it started."""
-    small = {gate.path for gate in gates_of(evidence) if gate.is_starting(evidence.step)}
+    closed = evidence.thresholds["gate_closed"]
+    small = {gate.path for gate in gates_of(evidence) if gate.is_starting(evidence.step, closed)}
     return np.array([not small.isdisjoint(info.gates) for info in stream.infos], dtype=np.bool_)
 
 
@@ -131,12 +130,13 @@ def idle_depth(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
+    limit = evidence.thresholds["idle_depth"]
     for stream in _streams(evidence):
         v, cosine, alpha = (stream.values.get(key, np.full(len(stream), np.nan)) for key in _BRANCH)
         weight = np.where(np.isnan(alpha), 1.0, alpha)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.sqrt(v) / weight
-        idle = (share < _IDLE) & (np.abs(cosine) > _ALIGNED)
+        idle = (share < limit) & (np.abs(cosine) > _ALIGNED)
         if idle.sum() < _LEAST or idle.sum() <= _MANY * len(stream):
             continue
         middle = float(np.median(share[idle]))
@@ -148,7 +148,7 @@ def idle_depth(evidence: Evidence) -> Iterator[Finding]:
             sites=_paths_where(stream, idle),
             steps=_at(evidence),
             value=middle,
-            threshold=_IDLE,
+            threshold=limit,
             remedy="Use fewer layers, or a scheme whose branches keep their size over depth.",
         )
         return

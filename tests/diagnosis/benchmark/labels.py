@@ -59,6 +59,11 @@ class Labelled:
         return f"{self.build.__globals__.get('NEEDS', '')} {self.family}"
 
     @property
+    def is_slow(self) -> bool:
+        """Left to slow tests: sound models at a further seed."""
+        return self.healthy and self.seed > 0
+
+    @property
     def half(self) -> str:
         """``calibration`` or ``test``: decided by architecture and seed alone."""
         digest = hashlib.sha256(f"{self.family} {self.seed}".encode()).digest()
