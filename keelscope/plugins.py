@@ -39,8 +39,9 @@ def load(group: str) -> list[tuple[str, object]]:
     """
     if group not in GROUPS:
         raise UnknownNameError(f"there is no plugin group {group!r}; groups are {', '.join(GROUPS)}.")
-    found = sorted(entry_points(group=group), key=lambda point: (_package(point), point.name))
-    return [(_package(point), item) for point in found for item in _items(point)]
+    named = [(_package(point), point) for point in entry_points(group=group)]  # each name parses a metadata file
+    found = sorted(named, key=lambda pair: (pair[0], pair[1].name))
+    return [(package, item) for package, point in found for item in _items(point)]
 
 
 def _items(point: EntryPoint) -> tuple[object, ...]:

@@ -42,10 +42,11 @@ def catalogue() -> str:
         "Probes": list_command.probes,
         "Statistics": list_command.statistics,
         "Rules": list_command.rules,
+        "Thresholds": list_command.thresholds,
     }
     parts = [
         "# Catalogue",
-        "What `keelscope list probes`, `list statistics` and `list rules` print; [schemes](schemes.md) have a page.",
+        "What `keelscope list probes`, `statistics`, `rules`, `thresholds` print; [schemes](schemes.md) have a page.",
     ]
     for title, rows in titles.items():
         parts += [f"## {title}", _table(rows())]

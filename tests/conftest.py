@@ -10,12 +10,16 @@ from importlib.util import find_spec
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are tiny, and test processes share the machine
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; tests share few cores
 
 
 @pytest.fixture(scope="session")
 def operators() -> None:
+    """Make torchvision importable."""
+    declare_operators()
+
+
+def declare_operators() -> None:
     """Make torchvision importable on a torch that it was not built for, by declaring the operators it looks up."""
     if find_spec("torchvision") is None:
         return

@@ -14,16 +14,21 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["FLOAT32_FLOOR", "MIN_LAYERS", "DepthProfile", "Knee", "depth_profile", "theil_sen"]
+__all__ = ["FLOAT32_FLOOR", "KNEE", "MIN_LAYERS", "DepthProfile", "Knee", "depth_profile", "theil_sen"]
 
 FLOAT32_FLOOR = 1e-37
 """Values below it are float32 subnormals or close to them: their logarithm says nothing about the model."""
 MIN_LAYERS = 4
 """Layers that a slope needs."""
 
+KNEE = 1.0
+"""Decades between neighbours of one role, beyond what the slope explains, that make a knee worth a finding."""
+
 _WINDOW = (0.1, 0.9)  # share of the depth that a slope is fitted to: embedding end, first block and head end left out
 _NEAR = 0.5  # decades around the median level that count as flat
 _UNDERFLOW = 1e-30  # a profile that comes down to this level reaches exact zeros by underflow
+_STEP_LAYERS = 8  # fitted layers that a step needs to be told from a slope
+_STEP_FIT = 0.5  # share of the deviations from a straight line that a step has to leave at most
 _MAX_POINTS = 2000  # 2e6 pairs: 16 MB and about 30 ms
 
 
@@ -52,7 +57,8 @@ class DepthProfile:
     length: float
     """L, the depth of the whole chain in the same unit."""
     slope: float
-    """Theil-Sen slope over the middle 10..90 % of the covered layers, in decades per unit; NaN without a fit."""
+    """Theil-Sen slope over the middle 10..90 % of the covered layers, `step` taken off, in decades per unit; NaN
+    without a fit."""
     span: float
     """Highest minus lowest level inside the fitted layers, in decades."""
     flatness: float
@@ -64,6 +70,8 @@ class DepthProfile:
     """``[layer]``: exactly 0 while the rest is far from underflow."""
     is_floored: NDArray[np.bool_]
     """``[layer]``: under the float floor, or exactly 0 by underflow; left out of the fit."""
+    step: Knee | None = None
+    """A lasting change at one place, between two parts that a common slope fits; it is no matter of depth."""
 
     @property
     def is_observed(self) -> NDArray[np.bool_]:
@@ -154,6 +162,9 @@ def depth_profile(
     fit = _fit_mask(levels, floored)
     filled = np.where(floored & fit, np.log10(max(floor, np.finfo(np.float64).tiny)), levels)
     slope = theil_sen(place[fit], filled[fit])
+    step = None if floored.any() else _lasting_step(levels, place, fit, roles=roles, skip=skip)
+    if step is not None:
+        slope = theil_sen(place[fit], _without(levels, step)[fit])
     inside = levels[fit & np.isfinite(levels)]
     return DepthProfile(
         levels=levels,
@@ -166,6 +177,7 @@ def depth_profile(
         fitted=int(fit.sum()),
         is_zero=zeros,
         is_floored=floored,
+        step=step,
     )
 
 
@@ -231,6 +243,31 @@ def _fit_mask(levels: NDArray[np.float64], floored: NDArray[np.bool_]) -> NDArra
     beside[:-1] |= usable[1:]
     beside[1:] |= usable[:-1]
     return np.asarray(usable | (beside & floored))
+
+
+def _lasting_step(
+    levels: NDArray[np.float64], depth: NDArray[np.float64], fit: NDArray[np.bool_], *, roles: Sequence[str], skip: int
+) -> Knee | None:
+    """The knee, if the level stays changed beyond it and either side has the same slope: a step, not a slope."""
+    if fit.sum() < _STEP_LAYERS:
+        return None
+    typical = float(np.median(np.diff(levels[fit]) / np.diff(depth[fit])))
+    knee = _knee(levels, depth, typical, roles=roles, skip=skip)
+    if knee is None or min(abs(knee.change), abs(knee.excess)) <= KNEE or not (fit[knee.lower] and fit[knee.upper]):
+        return None
+    straight, stepped = (_deviation(depth[fit], y[fit]) for y in (levels, _without(levels, knee)))
+    return knee if stepped < _STEP_FIT * straight else None
+
+
+def _without(levels: NDArray[np.float64], step: Knee) -> NDArray[np.float64]:
+    """The levels with the part below a step moved up to the part above."""
+    return np.where(np.arange(levels.size) <= step.lower, levels + step.excess, levels)
+
+
+def _deviation(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """Mean absolute deviation from the robust line."""
+    rest = y - theil_sen(x, y) * x
+    return float(np.mean(np.abs(rest - np.median(rest))))
 
 
 def _flatness(levels: NDArray[np.float64]) -> float:

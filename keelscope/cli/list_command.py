@@ -22,6 +22,7 @@ class Kind(StrEnum):
     STATISTICS = "statistics"
     RULES = "rules"
     SCHEMES = "schemes"
+    THRESHOLDS = "thresholds"
 
 
 def add_command(app: typer.Typer) -> None:
@@ -37,7 +38,7 @@ def list_names(
     what: Annotated[Kind, typer.Argument(help="What to list.")],
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List probes, statistics, rules or schemes, installed plugins included."""
+    """List probes, statistics, rules, thresholds or schemes, installed plugins included."""
     rows = _LISTS[what]()
     if json:
         print_json(rows)
@@ -91,11 +92,25 @@ def rules() -> list[Row]:
     """One row per rule of the diagnosis.
 
     Returns:
-        Rows with name and meaning.
+        Rows with name, rule set and meaning.
     """
-    from keelscope.diagnosis.rules import all_rules, rule_name
+    from keelscope.diagnosis.rules import SETS, rule_name, rules_of
 
-    return [{"name": rule_name(rule), "meaning": first_sentence(rule)} for rule in all_rules()]
+    found = [(name, rule) for name in SETS for rule in rules_of(name)]
+    return [{"name": rule_name(rule), "set": name, "meaning": first_sentence(rule)} for name, rule in found]
+
+
+def thresholds() -> list[Row]:
+    """One row per threshold of the diagnosis.
+
+    Returns:
+        Rows with name, default, unit and meaning.
+    """
+    from keelscope.diagnosis.thresholds import THRESHOLDS
+
+    return [
+        {"name": one.name, "default": f"{one.value:g}", "unit": one.unit, "meaning": one.meaning} for one in THRESHOLDS
+    ]
 
 
 def schemes() -> list[Row]:
@@ -130,4 +145,10 @@ def first_sentence(thing: object) -> str:
     return " ".join((getattr(thing, "__doc__", None) or "").strip().split("\n\n")[0].split())
 
 
-_LISTS = {Kind.PROBES: probes, Kind.STATISTICS: statistics, Kind.RULES: rules, Kind.SCHEMES: schemes}
+_LISTS = {
+    Kind.PROBES: probes,
+    Kind.STATISTICS: statistics,
+    Kind.RULES: rules,
+    Kind.SCHEMES: schemes,
+    Kind.THRESHOLDS: thresholds,
+}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keelscope.errors import RunNotFoundError, UsageError
 
@@ -71,11 +71,12 @@ def open_target(target: str) -> Run:
     return open_run(path)
 
 
-def measure_model(target: str, *, seed: int, **options: str) -> Measured:
+def measure_model(target: str, judging: Mapping[str, Any] | None = None, *, seed: int, **options: str) -> Measured:
     """One forward and backward of a model.
 
     Args:
         target: what `keelscope.targets.resolve` takes.
+        judging: what `diagnose` is asked for: `rules`, `thresholds`.
         seed: of weights, input and dropout.
         options: ``input``, ``batch`` and ``loss``.
 
@@ -99,4 +100,4 @@ def measure_model(target: str, *, seed: int, **options: str) -> Measured:
         return value
 
     run = record_once(case.model, case.batch, loss, config=config)
-    return Measured(diagnose(run), {**made_of, "loss": case.loss.describe()})
+    return Measured(diagnose(run, **(judging or {})), {**made_of, "loss": case.loss.describe()})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,6 +57,13 @@ def report_target(
     step: Annotated[int, typer.Option(help="Recorded step to show; -1 is the last.")] = -1,
     sites: Annotated[str, typer.Option(help="Show only layers whose path matches, e.g. 'blocks.3*'.")] = "",
     fail_on: Annotated[str, typer.Option(help="Exit 1 on these headlines, rules or severities.")] = "",
+    rules: Annotated[
+        str, typer.Option(help="Rule set of the findings: default, or classic absolute limits.")
+    ] = "default",
+    threshold: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Change a threshold, e.g. vanishing=3; repeatable.")
+    ] = None,
+    thresholds: Annotated[Path | None, typer.Option(help="TOML file with a table [thresholds].")] = None,
     input: Annotated[str, typer.Option(help='Random input of a model: "int64[4,128]<50257".')] = "",  # noqa: A002 - the option's name
     batch: Annotated[str, typer.Option(help="Batch of a model: pkg.mod:fn.")] = "",
     loss: Annotated[str, typer.Option(help="auto, sum, lm, cross_entropy or pkg.mod:fn of (output, batch).")] = "",
@@ -67,7 +74,8 @@ def report_target(
 
     chosen = _format(form, output, json=json)
     words = fail_words(fail_on, option="--fail-on") if fail_on else ()
-    measured = _measured(target, step, seed=seed, input=input, batch=batch, loss=loss)
+    judging = _judging(rules, thresholds, threshold or [])
+    measured = _measured(target, step, judging, seed=seed, input=input, batch=batch, loss=loss)
     report = measured.report
     if sites:
         report = _narrowed(report, sites)
@@ -79,14 +87,25 @@ def report_target(
         raise typer.Exit(1)
 
 
-def _measured(target: str, step: int, *, seed: int, **of_model: str) -> Measured:
+def _judging(rules: str, file: Path | None, settings: list[str]) -> dict[str, Any]:
+    """What `diagnose` is asked for beside the step; names are checked before anything is run."""
+    from keelscope.diagnosis.rules import rules_of
+    from keelscope.diagnosis.thresholds import parsed, read_thresholds, thresholds_with
+
+    rules_of(rules)
+    changes = {**(read_thresholds(file) if file is not None else {}), **parsed(settings)}
+    thresholds_with(changes)
+    return {"rules": rules, "thresholds": changes}
+
+
+def _measured(target: str, step: int, judging: Mapping[str, Any], *, seed: int, **of_model: str) -> Measured:
     if is_model(target):
-        return measure_model(target, seed=seed, **of_model)
+        return measure_model(target, judging, seed=seed, **of_model)
     if any(of_model.values()):
         raise UsageError(f"--input, --batch and --loss belong to a model; {target} is a run file.")
     from keelscope.diagnosis import diagnose
 
-    return Measured(diagnose(open_target(target), step=step))
+    return Measured(diagnose(open_target(target), step=step, **judging))
 
 
 def _narrowed(report: Report, pattern: str) -> Report:

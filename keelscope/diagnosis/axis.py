@@ -74,8 +74,9 @@ class DepthAxis:
 def depth_axis(run: Run) -> DepthAxis:
     """The depth axis of a run: the entries of its main stack, else its layer rows in execution order.
 
-    A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain: embedding and
-    head beside a short stack are no depth.
+    A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain, or where
+    several short stacks (the two sides of a U-Net) hold 4 entries together: embedding and head beside a short stack are
+    no depth.
 
     Args:
         run: any run.
@@ -86,7 +87,8 @@ def depth_axis(run: Run) -> DepthAxis:
     rows = row_sites(run)
     stack = _main_stack(run)
     entries = [] if stack is None else _entries(rows, stack, run.info.stacks)
-    if len(entries) >= MIN_LAYERS or (entries and len(rows) - len(entries) < _CHAIN):
+    stacked = sum(site.role == "layer" for site in rows)
+    if len(entries) >= MIN_LAYERS or (entries and stacked < MIN_LAYERS and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
     return DepthAxis(rows, None)
 

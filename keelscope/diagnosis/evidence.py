@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from keelscope.analysis.dynamics import median_over_steps
 from keelscope.analysis.profile import MIN_LAYERS, DepthProfile, depth_profile
 from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
+from keelscope.diagnosis.thresholds import DEFAULTS
 from keelscope.errors import UnknownNameError
 from keelscope.store.schema import Site
 
@@ -59,11 +60,15 @@ class Evidence:
         run: the run.
         step: the reported step.
         steps: ``[recent]``, the recorded steps whose median the profiles show.
+        thresholds: what verdicts compare with, by name.
         kept: results that several rules share, by a name that starts with that of the module that makes them.
     """
 
-    def __init__(self, run: Run, *, step: int = -1, recent: int = RECENT_STEPS) -> None:
+    def __init__(
+        self, run: Run, *, step: int = -1, recent: int = RECENT_STEPS, thresholds: Mapping[str, float] = DEFAULTS
+    ) -> None:
         self.run = run
+        self.thresholds = thresholds
         recorded = np.asarray(run.steps, dtype=np.int64)
         self.step = _chosen_step(recorded, step)
         self.steps = recorded[recorded <= self.step][-recent:]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from keelscope.diagnosis.finding import Finding, Severity
 from keelscope.diagnosis.headline import WORDS
-from keelscope.diagnosis.rules import all_rules, rule_name
+from keelscope.diagnosis.rules import SETS, rule_name, rules_of
 from keelscope.errors import UnknownNameError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def fail_words(fail_on: str | Sequence[str], *, option: str = "fail_on") -> tupl
 
 
 def _known() -> list[str]:
-    return list(dict.fromkeys([*WORDS, *(severity.label for severity in Severity), *map(rule_name, all_rules())]))
+    rules = (rule_name(rule) for name in SETS for rule in rules_of(name))
+    return list(dict.fromkeys([*WORDS, *(severity.label for severity in Severity), *rules]))
 
 
 def matched(report: Diagnosis, words: Sequence[str]) -> list[str]:

@@ -16,10 +16,12 @@ from keelscope.store.schema import SublayerInfo
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
 
-__all__ = ["TOKEN_GATE", "Gate", "gates_of"]
+__all__ = ["TOKEN_GATE", "TRAINED", "Gate", "gates_of"]
 
 TOKEN_GATE = "gate (token)"
 """Kind of a gate that is computed from its input."""
+TRAINED = 1000
+"""Optimizer steps after which a learnable weight is expected to have left its initial value."""
 _STATISTICS = ("value", "minimum", "maximum", "saturated_fraction", "gradient")
 
 
@@ -44,6 +46,10 @@ class Gate:
     def is_learned(self) -> bool:
         """Whether training can move it."""
         return self.kind == TOKEN_GATE or self.kind.startswith("learnable")
+
+    def is_starting(self, step: int, closed: float) -> bool:
+        """Whether it is a learnable weight that may still be below `closed` as it started: LayerScale, ReZero."""
+        return self.is_learned and self.kind != TOKEN_GATE and step < TRAINED and self.branch_weight < closed
 
     @property
     def gradient(self) -> float:

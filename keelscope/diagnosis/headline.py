@@ -6,6 +6,7 @@ the whole stack and therefore free of scale: multiplying every gradient by a con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -15,23 +16,20 @@ from keelscope.analysis.profile import MIN_LAYERS
 from keelscope.diagnosis.losses import bad_loss
 from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
 from keelscope.diagnosis.silence import silence
+from keelscope.diagnosis.thresholds import DEFAULTS
 from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
     from keelscope.analysis.profile import DepthProfile
     from keelscope.diagnosis.evidence import Evidence, NamedProfile
 
-__all__ = ["DRIFTING", "VANISHING", "WORDS", "Headline", "Word", "decide", "word_for", "word_of"]
+__all__ = ["WORDS", "Headline", "Word", "decide", "word_for", "word_of"]
 
 Word = Literal["flat", "drifting", "vanishing", "exploding", "dead", "non-finite", "not enough data"]
 
 WORDS: tuple[Word, ...] = ("non-finite", "not enough data", "dead", "exploding", "vanishing", "drifting", "flat")
 """Every headline, in order of precedence."""
-VANISHING = 2.0
-"""|S| above which a profile vanishes (S > 0) or explodes (S < 0), in decades over the stack."""
 _TELLING = 0.1  # decades from which a slope is worth its digits
-DRIFTING = 1.0
-"""|S| above which a profile drifts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,8 @@ def decide(evidence: Evidence) -> Headline:
 
     Precedence: non-finite, not enough data, dead, exploding or vanishing, drifting, flat. With S the Theil-Sen slope
     of log10 gradient over the middle 10..90 % of the stack times its length L: S > 2 vanishing, S < -2 exploding,
-    1 < abs(S) <= 2 drifting, else flat. The profile with the largest abs(S) decides and is named; when all are flat,
-    the first one.
+    1 < abs(S) <= 2 drifting, else flat. A step at one place is taken off before the fit: it is the finding ``knee``.
+    The profile with the largest abs(S) decides and is named; when all are flat, the first one.
 
     Args:
         evidence: a run at one step.
@@ -61,11 +59,12 @@ def decide(evidence: Evidence) -> Headline:
     return _nonfinite(evidence) or _cut(evidence) or _no_data(evidence) or _dead(evidence) or _sloped(evidence)
 
 
-def word_of(total: float) -> Word:
+def word_of(total: float, thresholds: Mapping[str, float] = DEFAULTS) -> Word:
     """The word for S decades over the stack.
 
     Args:
         total: S, positive when the gradient shrinks towards the input.
+        thresholds: by name.
 
     Returns:
         The word.
@@ -74,25 +73,26 @@ def word_of(total: float) -> Word:
         >>> [word_of(s) for s in (4.5, -2.1, 2.0, -0.5)]
         ['vanishing', 'exploding', 'drifting', 'flat']
     """
-    if total > VANISHING:
+    if total > thresholds["vanishing"]:
         return "vanishing"
-    if total < -VANISHING:
+    if -total > thresholds["exploding"]:
         return "exploding"
-    return "drifting" if abs(total) > DRIFTING else "flat"
+    return "drifting" if abs(total) > thresholds["drifting"] else "flat"
 
 
-def word_for(shape: DepthProfile) -> Word:
+def word_for(shape: DepthProfile, thresholds: Mapping[str, float] = DEFAULTS) -> Word:
     """The word for a profile: that of S, unless only part of the stack has a gradient and its fitted layers span less.
 
     Args:
         shape: a profile with a slope.
+        thresholds: by name.
 
     Returns:
         The word.
     """
-    word = word_of(shape.total)
-    unseen = shape.is_partial and not shape.floored and not shape.span > VANISHING
-    return "drifting" if unseen and word in ("vanishing", "exploding") else word
+    word = word_of(shape.total, thresholds)
+    unseen = shape.is_partial and not shape.floored and word in thresholds and not shape.span > thresholds[word]
+    return "drifting" if unseen else word
 
 
 def _nonfinite(evidence: Evidence) -> Headline | None:
@@ -165,13 +165,13 @@ def _sloped(evidence: Evidence) -> Headline:
     judged = evidence.judged
     if not judged:
         return Headline("not enough data", "The recorded gradients leave too few layers for a slope over depth.")
-    worst = max(judged, key=_gravity)
-    return Headline(word_for(worst.shape), _sentence(evidence, worst, judged), worst.key)
+    worst = max(judged, key=lambda profile: _gravity(profile, evidence.thresholds))
+    return Headline(word_for(worst.shape, evidence.thresholds), _sentence(evidence, worst, judged), worst.key)
 
 
-def _gravity(profile: NamedProfile) -> tuple[int, float]:
+def _gravity(profile: NamedProfile, thresholds: Mapping[str, float]) -> tuple[int, float]:
     """Order of precedence: by word, then by abs(S) to a tenth, so that the output gradient goes before a near tie."""
-    word = word_for(profile.shape)
+    word = word_for(profile.shape, thresholds)
     rank = {"flat": 0, "drifting": 1}.get(word, 2)
     return rank, round(abs(profile.shape.total), 1) if rank else 0.0
 
@@ -188,7 +188,17 @@ def _sentence(evidence: Evidence, worst: NamedProfile, judged: tuple[NamedProfil
         else ""
     )
     verb = {"vanishing": "shrinks", "exploding": "grows", "drifting": "drifts", "flat": "stays level"}
-    text = f"{worst.title[0].upper()}{worst.title[1:]} {verb[word_for(shape)]} from output to input: "
+    verdict = verb[word_for(shape, evidence.thresholds)]
+    text = f"{worst.title[0].upper()}{worst.title[1:]} {verdict} from output to input: "
     text += f"fitted {change} {over}, {slope}S = {decades(shape.total)} decades"
+    text += _left_out(evidence, shape)
     others = [f"{p.title} {decades(p.shape.total)}" for p in judged if p is not worst]
     return f"{text} ({', '.join(others)})." if others else f"{text}."
+
+
+def _left_out(evidence: Evidence, shape: DepthProfile) -> str:
+    """The step at one place that the slope does not count."""
+    if shape.step is None:
+        return ""
+    lower, upper = (evidence.axis.sites[i].path for i in (shape.step.lower, shape.step.upper))
+    return f", without the step {times(-shape.step.change)} from {upper} to {lower}"

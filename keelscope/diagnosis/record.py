@@ -7,7 +7,7 @@ formats; `keelscope.terminal` and `keelscope.tables` draw it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from keelscope.diagnosis.evidence import Evidence, NamedProfile
@@ -15,8 +15,9 @@ from keelscope.diagnosis.explanation import explanation
 from keelscope.diagnosis.headline import Headline, Word, decide
 from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.paths import Paths, paths_of
-from keelscope.diagnosis.rules import findings_of
+from keelscope.diagnosis.rules import DEFAULT, findings_of
 from keelscope.diagnosis.structure import structure_note
+from keelscope.diagnosis.thresholds import thresholds_with
 from keelscope.formatting import count, decades
 
 if TYPE_CHECKING:
@@ -49,32 +50,44 @@ class Diagnosis:
     paths: Paths | None = None
     """Shortcut, branches and attribution per residual stream; None where the group ``sublayers`` is not recorded."""
 
+    rules: str = DEFAULT
+    """The rule set that the findings come from."""
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+    """Those that were changed."""
+
     @classmethod
-    def of(cls, run: Run, *, step: int = -1) -> Self:
+    def of(
+        cls, run: Run, *, step: int = -1, rules: str = DEFAULT, thresholds: Mapping[str, float] | None = None
+    ) -> Self:
         """Diagnose a run.
 
         Args:
             run: any run.
             step: the recorded step to show; -1 is the last one. The verdict rests on it and the steps before it.
+            rules: the set that findings come from, ``"default"`` or ``"classic"``; the verdict is the same.
+            thresholds: new values of some thresholds, by name.
 
         Returns:
             The diagnosis.
 
         Raises:
-            UnknownNameError: if that step was not recorded.
+            UsageError: if a threshold cannot be used.
+            UnknownNameError: if that step was not recorded, or there is no such set or threshold.
         """
-        evidence = Evidence(run, step=step)
+        evidence = Evidence(run, step=step, thresholds=thresholds_with(thresholds))
         return cls(
             run=run,
             step=evidence.step,
             steps=tuple(int(s) for s in evidence.steps),
             verdict=decide(evidence),
-            findings=findings_of(evidence),
+            findings=findings_of(evidence, rules),
             layers=layer_rows(evidence),
             profiles=evidence.profiles,
             axis=evidence.axis,
             weights_step=evidence.last_step("parameters/norm"),
             paths=paths_of(evidence),
+            rules=rules,
+            thresholds=dict(thresholds or {}),
         )
 
     @property
@@ -116,7 +129,15 @@ class Diagnosis:
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        return (*(note for note in (*steps, self._about_depth(), structure) if note), *remarks)
+        about = (*steps, self._about_depth(), structure, self._about_rules())
+        return (*(note for note in about if note), *remarks)
+
+    def _about_rules(self) -> str:
+        changed = ", ".join(f"{name} = {value:g}" for name, value in self.thresholds.items())
+        notes = [f"Thresholds differ from their defaults: {changed}."] if changed else []
+        if self.rules != DEFAULT:
+            notes.append(f"Findings are those of the rule set {self.rules}: absolute limits, not free of scale.")
+        return " ".join(notes)
 
     def _about_end(self) -> str:
         if not self.run.stopped:

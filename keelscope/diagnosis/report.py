@@ -7,7 +7,7 @@ The HTML page with plots comes from a package of the entry point group ``keelsco
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, cast
 
@@ -168,20 +168,27 @@ class Report(Diagnosis):
         yield self.view(console, width=options.max_width)
 
 
-def diagnose(run: Run, *, step: int = -1) -> Report:
+def diagnose(
+    run: Run, *, step: int = -1, rules: str = "default", thresholds: Mapping[str, float] | None = None
+) -> Report:
     """Diagnose a run.
 
     Args:
         run: a run, finished or still being written.
         step: the recorded step to report on; -1 is the last one.
+        rules: the set that findings come from: ``"default"``, or ``"classic"`` for the absolute thresholds of other
+            tools. The headline is the same.
+        thresholds: new values of some thresholds, e.g. ``{"vanishing": 3.0}``; ``keelscope list thresholds`` prints
+            them all.
 
     Returns:
         The report.
 
     Raises:
-        UnknownNameError: if that step was not recorded.
+        UsageError: if a threshold is not a number above 0.
+        UnknownNameError: if that step was not recorded, or there is no such rule set or threshold.
     """
-    return Report.of(run, step=step)
+    return Report.of(run, step=step, rules=rules, thresholds=thresholds)
 
 
 class Comparison(SideBySide):

@@ -12,7 +12,8 @@ import pytest
     [
         ("probes", {"outputs", "gradients", "parameters", "parameter_gradients", "updates"}),
         ("statistics", {"outputs/variance", "outputs/kurtosis", "gradients/rms", "gradients/late_token_level"}),
-        ("rules", {"vanishing", "exploding"}),
+        ("rules", {"vanishing", "exploding", "classic_loss"}),
+        ("thresholds", {"vanishing", "knee"}),
         ("schemes", {"keel", "post_ln", "pre_ln"}),
     ],
 )

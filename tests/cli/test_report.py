@@ -196,3 +196,32 @@ def test_print_is_as_wide_as_the_terminal(recorded, monkeypatch):
     for columns, width in (("60", 60), ("130", 130), ("10", 40)):
         monkeypatch.setenv("COLUMNS", columns)
         assert max(map(len, str(report).splitlines())) == width
+
+
+def test_a_rule_set_is_chosen(keelscope, folder):
+    rows = json.loads(keelscope("report", "net.py:shrinking", *INPUT, "--rules", "classic", "--json").out)
+    assert {finding["rule"].partition("_")[0] for finding in rows["findings"]} == {"classic"}
+    assert rows["headline"] == "vanishing"
+    result = keelscope("report", "net.py:shrinking", *INPUT, "--rules", "classical")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "headline"),
+    [
+        ((), "vanishing"),
+        (("--threshold", "vanishing=1000"), "drifting"),
+        (("--thresholds", "limits.toml"), "drifting"),
+        (("--thresholds", "limits.toml", "--threshold", "vanishing=2"), "vanishing"),
+    ],
+)
+def test_a_threshold_is_changed(keelscope, folder, options, headline):
+    (folder / "limits.toml").write_text("[thresholds]\nvanishing = 1000\n")
+    found = json.loads(keelscope("report", "net.py:shrinking", *INPUT, *options, "--json").out)
+    assert found["headline"] == headline
+
+
+@pytest.mark.parametrize("setting", ["vanish=3", "vanishing=0", "vanishing"])
+def test_a_threshold_that_cannot_be_used(keelscope, folder, setting):
+    result = keelscope("report", "net.py:shrinking", *INPUT, "--threshold", setting)
+    assert (result.code, result.err.count("\n")) == (2, 1)

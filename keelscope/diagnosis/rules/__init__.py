@@ -3,6 +3,8 @@
 A new built-in rule is one function in the file of its subject, named in that file's tuple. A third-party package offers
 its own through the entry point group ``keelscope.rules``. The docstring of a rule says what it means, its formula,
 its threshold, where that comes from and what helps; ``keelscope list rules`` prints it.
+
+There are two rule sets: ``default``, and ``classic`` with the absolute thresholds of other tools.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins
 from keelscope.diagnosis.finding import Severity
-from keelscope.diagnosis.rules import coverage, flow, gates, nonfinite, norms, paths, zeros
-from keelscope.errors import PluginWarning
+from keelscope.diagnosis.rules import classic, classic_values, coverage, flow, gates, nonfinite, norms, paths, zeros
+from keelscope.errors import PluginWarning, UnknownNameError
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
     from keelscope.diagnosis.finding import Finding
 
-__all__ = ["RULES", "Rule", "all_rules", "findings_of", "rule_name"]
+__all__ = ["CLASSIC", "DEFAULT", "RULES", "SETS", "Rule", "all_rules", "findings_of", "rule_name", "rules_of"]
 
 Rule = Callable[["Evidence"], Iterable["Finding"]]
 """What a rule is."""
@@ -36,6 +38,12 @@ RULES: tuple[Rule, ...] = (
 )
 """The built-in rules, in the order of the report."""
 
+CLASSIC: tuple[Rule, ...] = (*classic.RULES, *classic_values.RULES)
+"""The rule set ``classic``."""
+DEFAULT = "default"
+SETS = (DEFAULT, "classic")
+"""Names of the rule sets."""
+
 
 def rule_name(rule: Rule) -> str:
     """The name a rule is listed under: that of its function."""
@@ -48,19 +56,41 @@ def all_rules() -> tuple[Rule, ...]:
     return (*RULES, *(rule for rule in offered if rule not in RULES))
 
 
-def findings_of(evidence: Evidence) -> tuple[Finding, ...]:
-    """What all rules find, the gravest first.
+def rules_of(name: str) -> tuple[Rule, ...]:
+    """The rules of one set.
+
+    Args:
+        name: one of `SETS`.
+
+    Returns:
+        Its rules; those of installed packages belong to ``default``.
+
+    Raises:
+        UnknownNameError: if there is no such set.
+
+    Example:
+        >>> [rule_name(rule) for rule in rules_of("classic")][:2]
+        ['classic_exploding_tensor', 'classic_vanishing_gradient']
+    """
+    if name not in SETS:
+        raise UnknownNameError(f"there is no rule set {name!r}; use {' or '.join(SETS)}.")
+    return all_rules() if name == DEFAULT else CLASSIC
+
+
+def findings_of(evidence: Evidence, rules: str = DEFAULT) -> tuple[Finding, ...]:
+    """What all rules of a set find, the gravest first.
 
     A rule of another package that fails warns with `PluginWarning` and is left out.
 
     Args:
         evidence: a run at one step.
+        rules: name of the set.
 
     Returns:
         Findings by severity; causes before their consequences: NaN and Inf by the step they began on, then a gradient
         that stops, then the others in the order of the rules.
     """
-    found = [finding for rule in all_rules() for finding in _checked(rule, evidence)]
+    found = [finding for rule in rules_of(rules) for finding in _checked(rule, evidence)]
     return tuple(sorted(found, key=_order))
 
 
@@ -73,7 +103,7 @@ def _order(finding: Finding) -> tuple[int, int, int]:
 
 
 def _checked(rule: Rule, evidence: Evidence) -> Iterator[Finding]:
-    if rule in RULES:
+    if rule in RULES or rule in CLASSIC:
         yield from rule(evidence)
         return
     try:

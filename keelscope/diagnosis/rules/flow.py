@@ -10,7 +10,7 @@ import numpy as np
 from keelscope.analysis.growth import growth_law
 from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
 from keelscope.diagnosis.finding import Finding, Severity
-from keelscope.diagnosis.headline import VANISHING, word_for
+from keelscope.diagnosis.headline import word_for
 from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
 
-_KNEE = 1.0  # decades
-_SMALL = 1e-8  # Adam's default epsilon: smaller gradients no longer move a parameter by the learning rate
-_GROWTH = 10.0
 _POWER = 1.5
 _STEEP = 100.0
 _MOST, _FEW = 0.5, 0.05
+_NEARLY_ALL = 0.9
 
 
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
@@ -68,12 +66,13 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
 
 def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
     """The finding on the profile with the largest S of that sign, if any is beyond the limit."""
-    beyond = [p for p in evidence.judged if word_for(p.shape) == rule]
+    beyond = [p for p in evidence.judged if word_for(p.shape, evidence.thresholds) == rule]
     if not beyond:
         return
     worst = max(beyond, key=lambda profile: sign * profile.shape.total)
     shape = worst.shape
-    sites = _far_from_output(evidence, worst)
+    limit = evidence.thresholds[rule]
+    sites = _far_from_output(evidence, worst, limit)
     others = ", ".join(f"{p.title} {decades(p.shape.total)}" for p in beyond if p is not worst)
     also = f" (also {others})" if others else ""
     yield Finding(
@@ -81,11 +80,11 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
         Severity.ERROR,
         f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} by a fitted {times(-shape.total)} over "
         f"{_part(evidence, worst)}: S = {decades(shape.total)} decades, limit "
-        f"{decades(sign * VANISHING)}{also}{_hidden(evidence, worst)}.{_where(sites)}",
+        f"{decades(sign * limit)}{also}{_hidden(evidence, worst, limit)}.{_where(sites, limit)}",
         sites=sites,
         steps=_recent(evidence),
         value=shape.total,
-        threshold=sign * VANISHING,
+        threshold=sign * limit,
         remedy=_REMEDIES[rule],
     )
 
@@ -97,20 +96,20 @@ def _part(evidence: Evidence, profile: NamedProfile) -> str:
     return f"{text} of {shape.length:g}, the part that gets a gradient" if shape.is_partial else text
 
 
-def _hidden(evidence: Evidence, worst: NamedProfile) -> str:
+def _hidden(evidence: Evidence, worst: NamedProfile, limit: float) -> str:
     """Said when only the late tokens show it: the usual whole-tensor norm looks healthy."""
     whole = evidence.gradient
-    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > VANISHING:
+    if worst.key != LATE_TOKENS or whole is None or abs(whole.shape.total) > limit:
         return ""
     return f"; the {whole.title} hides it ({decades(whole.shape.total)}), since a few early tokens dominate"
 
 
-def _where(sites: tuple[str, ...]) -> str:
+def _where(sites: tuple[str, ...], limit: float) -> str:
     if not sites:
         return ""
     span = sites[0] if len(sites) == 1 else f"{sites[0]} to {sites[-1]}"
     verb = "differs" if len(sites) == 1 else "differ"
-    return f" {count(len(sites), 'layer')} ({span}) {verb} from the output end by more than {VANISHING:g} decades."
+    return f" {count(len(sites), 'layer')} ({span}) {verb} from the output end by more than {limit:g} decades."
 
 
 _REMEDIES = {
@@ -120,13 +119,13 @@ _REMEDIES = {
 }
 
 
-def _far_from_output(evidence: Evidence, profile: NamedProfile) -> tuple[str, ...]:
+def _far_from_output(evidence: Evidence, profile: NamedProfile, limit: float) -> tuple[str, ...]:
     """Layers whose level is more than the limit away from the topmost usable one."""
     levels = profile.shape.levels
     usable = np.flatnonzero(np.isfinite(levels))
     far = profile.shape.is_floored.copy()
     if usable.size:
-        far |= np.abs(levels - levels[usable[-1]]) > VANISHING
+        far |= np.abs(levels - levels[usable[-1]]) > limit
     return tuple(evidence.axis.sites[i].path for i in np.flatnonzero(far))
 
 
@@ -135,7 +134,8 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
 
     Formula: largest change of log10 output gradient between neighbours, which must exceed 1 decade both as it is and
     after the fitted slope is taken off. The first block is left out, since several schemes treat it differently by
-    design, and so is the embedding.
+    design, and so is the embedding. Where depth counts modules of every kind, which may lie side by side, only a change
+    that lasts beyond the two counts.
 
     Source: `analysis.profile.Knee`; a slope over the whole stack cannot show a single bad layer.
 
@@ -148,8 +148,11 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     gradient = evidence.gradient
-    found = gradient.shape.knee if gradient is not None and gradient.key.startswith("gradients/") else None
-    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= _KNEE:
+    found = None
+    if gradient is not None and gradient.key.startswith("gradients/"):
+        found = gradient.shape.step if evidence.axis.stack is None else gradient.shape.knee
+    limit = evidence.thresholds["knee"]
+    if gradient is None or found is None or min(abs(found.change), abs(found.excess)) <= limit:
         return
     lower, upper = (evidence.axis.sites[i].path for i in (found.lower, found.upper))
     verb = "drops" if found.change > 0 else "jumps"
@@ -160,7 +163,7 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
         sites=(lower, upper),
         steps=_recent(evidence),
         value=found.change,
-        threshold=_KNEE if found.change > 0 else -_KNEE,
+        threshold=limit if found.change > 0 else -limit,
         remedy="Look at what stands between these two layers: a norm over few features, a closed gate, a saturation.",
     )
 
@@ -168,7 +171,8 @@ def knee(evidence: Evidence) -> Iterator[Finding]:
 def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
     """All parameter gradients are tiny, though no depth is to blame: the loss is scaled down.
 
-    Formula: median over parameters of the gradient RMS per entry < 1e-8, while every abs(S) <= 2.
+    Formula: gradient RMS per entry < 1e-8 in nine parameters of ten, while every abs(S) <= 2. Blocks behind a small
+    LayerScale (1e-6) are not meant: their scales and all that stands outside have usual gradients.
 
     Source: 1e-8 is the default epsilon of Adam and AdamW; below it the update no longer has the size of the learning
     rate, and half precision underflows to 0 (6e-8).
@@ -182,10 +186,11 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     sizes = evidence.recent("parameter_gradients/rms")
-    if sizes is None or any(abs(p.shape.total) > VANISHING for p in evidence.judged):
+    limit = evidence.thresholds["uniformly_small"]
+    if sizes is None or any(_is_steep(evidence, profile) for profile in evidence.judged):
         return
     positive = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if positive.size == 0 or np.median(positive) >= _SMALL:
+    if positive.size == 0 or np.quantile(positive, _NEARLY_ALL) >= limit:
         return
     middle = float(np.median(positive))
     yield Finding(
@@ -195,9 +200,13 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
         "1e-8; depth is not the cause.",
         steps=_recent(evidence),
         value=middle,
-        threshold=_SMALL,
+        threshold=limit,
         remedy="Check how the loss is averaged and scaled; otherwise lower the optimizer's epsilon.",
     )
+
+
+def _is_steep(evidence: Evidence, profile: NamedProfile) -> bool:
+    return word_for(profile.shape, evidence.thresholds) in ("vanishing", "exploding")
 
 
 def variance_growth(evidence: Evidence) -> Iterator[Finding]:
@@ -230,7 +239,8 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
         return
     first, last = int(usable[0]), int(usable[-1])
     growth = float(variances[last] / variances[first])
-    if growth <= _GROWTH:
+    limit = evidence.thresholds["variance_growth"]
+    if growth <= limit:
         return
     law = growth_law(evidence.axis.depth[usable], variances[usable])
     excess, judged = _judged_growth(law, growth, evidence)
@@ -242,7 +252,7 @@ def variance_growth(evidence: Evidence) -> Iterator[Finding]:
         sites=(evidence.axis.sites[first].path, evidence.axis.sites[last].path),
         steps=_recent(evidence),
         value=growth,
-        threshold=_GROWTH,
+        threshold=limit,
         remedy="Scale the branches by 1/sqrt(L), normalise their outputs, or initialise them smaller."
         if excess
         else "None needed, unless the deep layers learn little: scale the branches by 1/sqrt(L) then.",
@@ -262,7 +272,7 @@ def _judged_growth(law: Growth, growth: float, evidence: Evidence) -> tuple[bool
     alike = not _FEW < level < 1.0 - _FEW  # level below and linear above, as in Mix-LN, looks like a power
     if law.law == "power" and law.is_decided and law.rate > _POWER and alike:
         return growth > _STEEP, f"as depth to the power {number(law.rate)}, faster than a sum of unlike branches"
-    if growth > _GROWTH * evidence.axis.length:
+    if growth > evidence.thresholds["variance_growth"] * evidence.axis.length:
         return True, "faster than linear"
     if level > _MOST:
         return True, "although norms on the sums should keep it level"

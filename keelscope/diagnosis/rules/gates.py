@@ -9,7 +9,7 @@ import numpy as np
 
 from keelscope.diagnosis.asleep import Sleeper, asleep
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
-from keelscope.diagnosis.gates import TOKEN_GATE, Gate, gates_of
+from keelscope.diagnosis.gates import Gate, gates_of
 from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "gate_closed", "gate_dead", "saturated", "zero_grad_by_init", "zero_grad_stuck"]
 
-_OPEN = 0.02
-_TRAINED = 1000  # optimizer steps after which a learnable weight is expected to have left its initial value
 _BY_DESIGN = 0.3  # of 1/L: what Keel and its gated form leave to a branch under a norm
-_STUCK = 10  # optimizer steps
-_SATURATED = 0.5
 
 
 def gate_dead(evidence: Evidence) -> Iterator[Finding]:
@@ -60,7 +56,7 @@ def zero_grad_by_init(evidence: Evidence) -> Iterator[Finding]:
     Source: ReZero (arXiv:2003.04887), SkipInit (arXiv:2002.10444), LoRA (arXiv:2106.09685), Fixup (arXiv:1901.09321), a
     raw gate at T = 1.
 
-    Remedy: none needed; a finding `zero_grad_stuck` follows if it is still so 10 steps later.
+    Remedy: none needed; a finding `zero_grad_stuck` follows if it is still so 9 steps later.
 
     Args:
         evidence: a run at one step.
@@ -82,7 +78,7 @@ def zero_grad_by_init(evidence: Evidence) -> Iterator[Finding]:
 def zero_grad_stuck(evidence: Evidence) -> Iterator[Finding]:
     """What should have been over after one step is not: the weight in front of the branch has a gradient and stays 0.
 
-    Formula: as `zero_grad_by_init`, on all recent steps, which span 10 optimizer steps or more.
+    Formula: as `zero_grad_by_init`, on all recent steps, which span 9 optimizer steps or more.
 
     Source: a weight left out of the optimizer, a learning rate of 0, or a weight that is reset each step.
 
@@ -125,7 +121,12 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
     """
     sleeping = {sleeper.weight for sleeper in asleep(evidence)}
     depth = max(1, len(evidence.run.info.sublayers))
-    closed = [g for g in gates_of(evidence) if g.path not in sleeping and _is_closed(g, evidence.step, depth)]
+    limit = evidence.thresholds["gate_closed"]
+    closed = [
+        g
+        for g in gates_of(evidence)
+        if g.path not in sleeping and _is_closed(g, evidence.step, depth=depth, limit=limit)
+    ]
     if not closed:
         return
     paths = tuple(gate.path for gate in closed)
@@ -134,11 +135,11 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
         "gate_closed",
         Severity.WARNING,
         f"{count(len(paths), 'gate')} ({name_sites(paths)}) {'lets' if len(paths) == 1 else 'let'} almost nothing of "
-        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {_OPEN:g}.",
+        f"the branch through: weight {number(weight)}{' in the median' if len(paths) > 1 else ''}, limit {limit:g}.",
         sites=paths,
         steps=_recent(evidence),
         value=weight,
-        threshold=_OPEN,
+        threshold=limit,
         remedy="Raise the gate's bias (-1 to -3 is usual), or take weight decay off it.",
     )
 
@@ -160,7 +161,8 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     shares = {gate.path: gate.values["saturated_fraction"] for gate in gates_of(evidence)}
-    flat = {path: share for path, share in shares.items() if share > _SATURATED}
+    limit = evidence.thresholds["saturated"]
+    flat = {path: share for path, share in shares.items() if share > limit}
     if not flat:
         return
     worst = max(flat.values())
@@ -172,15 +174,15 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         sites=tuple(flat),
         steps=_recent(evidence),
         value=worst,
-        threshold=_SATURATED,
+        threshold=limit,
         remedy="Initialise the gate's logit nearer to 0, or use a raw parameter.",
     )
 
 
-def _is_closed(gate: Gate, step: int, depth: int) -> bool:
-    if not gate.branch_weight < _OPEN or not gate.is_learned:
+def _is_closed(gate: Gate, step: int, *, depth: int, limit: float) -> bool:
+    if not gate.branch_weight < limit or not gate.is_learned:
         return False
-    if gate.kind != TOKEN_GATE and step < _TRAINED:
+    if gate.is_starting(step, limit):
         return False
     under_norm = any(info.norm_after or info.form.startswith("n(") for info in gate.infos)
     share = gate.branch_weight / gate.shortcut_weight if gate.shortcut_weight > 0 else gate.branch_weight
@@ -188,7 +190,9 @@ def _is_closed(gate: Gate, step: int, depth: int) -> bool:
 
 
 def _is_lasting(evidence: Evidence) -> bool:
-    return evidence.steps.size > 1 and int(evidence.steps[-1] - evidence.steps[0]) >= _STUCK
+    """Nine steps by default: what ten rows in a row span, the longest window of a verdict."""
+    span = int(evidence.steps[-1] - evidence.steps[0]) if evidence.steps.size else 0
+    return evidence.steps.size > 1 and span >= evidence.thresholds["zero_grad_stuck"]
 
 
 def _gates(sleepers: Sequence[Sleeper]) -> str:

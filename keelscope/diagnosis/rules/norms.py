@@ -18,12 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "norm_kills_gradient", "rank_collapse"]
 
-_KILLED = 0.01
 _EPSILON = 0.5  # share of epsilon in the scale above which the input itself is next to nothing
 _PEERS = 4
-_SWAMPED = 1.0  # decades that one norm on a sum may take
 _FIRST_BLOCK = 2
-_COLLAPSED = 0.99
 _DISTINCT = 0.9
 _COSINE = "tokens/cosine_similarity"
 _INDEX = re.compile(r"\b\d+\b")
@@ -32,8 +29,9 @@ _INDEX = re.compile(r"\b\d+\b")
 def norm_kills_gradient(evidence: Evidence) -> Iterator[Finding]:
     """A norm lets next to no gradient through, beyond what the size of its input explains.
 
-    Formula: (1) Jacobian gain times RMS of the input over RMS of gamma < 0.01; the value of a norm over many features
-    is 1, whatever the scale; norms in which epsilon is more than half of the scale are left out. (2) Jacobian gain <
+    Formula: (1) median Jacobian gain of a token times RMS of the input over RMS of gamma < 0.01 (the median, since a
+    few tokens whose features are alike have a gain of up to 1/sqrt(epsilon)); the value of a norm over many features is
+    1, whatever the scale; norms in which epsilon is more than half of the scale are left out. (2) Jacobian gain <
     0.01 of the median of the norms of the same name in the stack: its input explodes. (3) A norm on a residual sum
     takes more than a decade from the shortcut, 1/2 log10(1 + v/alpha^2) > 1: the branch swamps the stream; first block
     left out.
@@ -49,15 +47,15 @@ def norm_kills_gradient(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding for each of the three.
     """
-    gain = _norms(evidence, "jacobian_gain")
+    gain, limit = _norms(evidence, "jacobian_gain"), evidence.thresholds["norm_kills_gradient"]
     if gain.size:
         size, gamma = _norms(evidence, "input_rms"), _norms(evidence, "gamma_rms")
         with np.errstate(divide="ignore", invalid="ignore"):
-            passed = gain * size / gamma
-        few = (passed < _KILLED) & ~(_norms(evidence, "epsilon_share") > _EPSILON)
+            passed = _typical_gain(evidence, gain) * size / gamma
+        few = (passed < limit) & ~(_norms(evidence, "epsilon_share") > _EPSILON)
         yield from _norm_finding(evidence, few, passed, _FEW)
         against = gain / _peer_medians(evidence, gain)
-        yield from _norm_finding(evidence, (against < _KILLED) & ~few, against, _EXPLODING)
+        yield from _norm_finding(evidence, (against < limit) & ~few, against, _EXPLODING)
     yield from _swamped(evidence)
 
 
@@ -79,21 +77,21 @@ def rank_collapse(evidence: Evidence) -> Iterator[Finding]:
         At most one finding.
     """
     levels = evidence.on_axis(_COSINE, _latest(evidence, _COSINE))
-    known = np.flatnonzero(np.isfinite(levels))
-    if known.size < 2 or not levels[known[-1]] > _COLLAPSED or not levels[known[0]] < _DISTINCT:
+    known, limit = np.flatnonzero(np.isfinite(levels)), evidence.thresholds["rank_collapse"]
+    if known.size < 2 or not levels[known[-1]] > limit or not levels[known[0]] < _DISTINCT:
         return
     first, last = float(levels[known[0]]), float(levels[known[-1]])
-    start = int(known[np.argmax(levels[known] > _COLLAPSED)])
+    start = int(known[np.argmax(levels[known] > limit)])
     path = evidence.axis.sites[start].path
     yield Finding(
         "rank_collapse",
         Severity.WARNING,
         f"Tokens become alike: their mean cosine similarity rises from {first:.2f} to {last:.4f} at the top, above "
-        f"{_COLLAPSED:g} from {path} on.",
+        f"{limit:g} from {path} on.",
         sites=(path, evidence.axis.sites[int(known[-1])].path),
         steps=_recent(evidence),
         value=last,
-        threshold=_COLLAPSED,
+        threshold=limit,
         remedy="Strengthen the shortcut (Keel, DeepNorm, Pre-LN), shrink the attention branches, or use fewer layers.",
     )
 
@@ -116,18 +114,19 @@ def _norm_finding(
     if not where.any():
         return
     severity, statement, remedy = words
+    limit = evidence.thresholds["norm_kills_gradient"]
     paths = tuple(site.path for site, hit in zip(evidence.sites(_GAIN), where, strict=True) if hit)
     value = float(values[where].min())
     number_of = {"n": count(len(paths), "norm"), "lets": "lets" if len(paths) == 1 else "let", "value": number(value)}
     text = statement.format(names=name_sites(paths), **number_of)
-    yield Finding("norm_kills_gradient", severity, text, paths, _recent(evidence), value, _KILLED, remedy)
+    yield Finding("norm_kills_gradient", severity, text, paths, _recent(evidence), value, limit, remedy)
 
 
 def _swamped(evidence: Evidence) -> Iterator[Finding]:
-    paths = paths_of(evidence)
+    paths, limit = paths_of(evidence), evidence.thresholds["norm_swamped"]
     for stream in paths.streams if paths is not None else ():
         taken = stream.values.get("predicted_slope", np.full(len(stream), np.nan))
-        hit = stream.is_normalised & (taken > _SWAMPED) & (np.arange(len(stream)) >= _FIRST_BLOCK)
+        hit = stream.is_normalised & (taken > limit) & (np.arange(len(stream)) >= _FIRST_BLOCK)
         if not hit.any():
             continue
         sites = tuple(stream.sites[i].path for i in np.flatnonzero(hit))
@@ -140,19 +139,29 @@ def _swamped(evidence: Evidence) -> Iterator[Finding]:
             sites=sites,
             steps=_recent(evidence),
             value=worst,
-            threshold=_SWAMPED,
+            threshold=limit,
             remedy="Weigh the shortcut, or make the branch smaller where it enters.",
         )
         return
 
 
 _GAIN = "norms/jacobian_gain"
+_QUANTILES = "norms/jacobian_gain_quantile"
 
 
 def _norms(evidence: Evidence, name: str) -> NDArray[np.float64]:
     """Last recorded values ``[norm]``; NaN where a statistic is missing, empty without norms."""
     found = _latest(evidence, f"norms/{name}")
     return np.full(len(evidence.sites(_GAIN)), np.nan) if found is None else found
+
+
+def _typical_gain(evidence: Evidence, gain: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[norm]``: median gain over tokens where it is recorded, else the root mean square."""
+    quantiles = _latest(evidence, _QUANTILES)
+    if quantiles is None:
+        return gain
+    median = quantiles[:, quantiles.shape[1] // 2]
+    return np.where(np.isnan(median), gain, median)
 
 
 def _latest(evidence: Evidence, key: str) -> NDArray[np.float64] | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from keelscope.diagnosis.explanation import shortcut_reason
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.diagnosis.gates import gates_of
 from keelscope.diagnosis.paths import Paths, StreamPaths, paths_of
 from keelscope.formatting import count, decades, number
 
@@ -18,13 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "idle_depth", "residual_absorbed", "shortcut_attenuated"]
 
-_ATTENUATED = 2.0  # decades
 _FIRST_BLOCK = 2  # sub-layers that some schemes treat differently by design
 _LEAST = 4
-_ABSORBED = 0.25
 _CLOSED = 1e-5
 _MANY = 0.25  # of the sub-layers
-_IDLE = 0.01
 _ALIGNED = 0.9
 
 
@@ -48,9 +46,9 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding, on the stream that loses most.
     """
-    paths = paths_of(evidence)
+    paths, limit = paths_of(evidence), evidence.thresholds["shortcut_attenuated"]
     losses = [(_lost(stream), stream) for stream in (paths.streams if paths is not None else ())]
-    losses = [(lost, stream) for lost, stream in losses if lost > _ATTENUATED]
+    losses = [(lost, stream) for lost, stream in losses if lost > limit]
     if not losses:
         return
     lost, stream = max(losses, key=lambda pair: pair[0])
@@ -58,7 +56,7 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     whole = "" if np.isnan(total) else f" The whole gradient changes by {decades(total)} decades there."
     size = count(max(1, len(stream) - _skipped(stream)), "sub-layer")
     amount = "everything" if np.isinf(lost) else f"{number(lost)} decades"
-    low = stream.shortcut.carried < -_ATTENUATED
+    low = stream.shortcut.carried < -limit
     yield Finding(
         "shortcut_attenuated",
         Severity.WARNING,
@@ -66,7 +64,7 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
         sites=_paths_where(stream, low),
         steps=_at(evidence),
         value=lost,
-        threshold=_ATTENUATED,
+        threshold=limit,
         remedy="Weigh the shortcut (Keel, DeepNorm), keep a path without norms (Pre-LN), or make the branches smaller.",
     )
 
@@ -75,7 +73,8 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
     """The residual addition rounds its branch away: most of what the branch computes never reaches the stream.
 
     Formula: share of entries of a x + F that equal a x although F is not 0, > 0.25 in more than a quarter of the
-    sub-layers, where rms(F) / rms(a x) > 1e-5. A branch below that is closed by design: LayerScale starts at 1e-6.
+    sub-layers. Not meant: branches with rms(F) / rms(a x) below 1e-5, which are closed by design, and those behind a
+    learnable weight that starts near 0 (LayerScale at 1e-6), up to step 1000.
 
     Source: measured here in bfloat16 with branches of RMS 0.65: 17 % at a = 64, 53 % at 256, 72 % at 512, 85 % at 1024;
     below 1 % in float32. Writing it as x + F/a does not help.
@@ -88,12 +87,13 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
+    limit = evidence.thresholds["residual_absorbed"]
     for stream in _streams(evidence):
         shares = stream.values.get("absorbed_fraction", np.full(len(stream), np.nan))
         v, alpha = (stream.values.get(key, np.full(len(stream), np.nan)) for key in ("branch_gain", "alpha"))
         with np.errstate(all="ignore"):
             closed = np.sqrt(v) / alpha <= _CLOSED
-        high = (shares > _ABSORBED) & ~closed
+        high = (shares > limit) & ~closed & ~_starting(evidence, stream)
         if high.sum() <= _MANY * len(stream):
             continue
         middle = float(np.median(shares[high]))
@@ -105,10 +105,17 @@ def residual_absorbed(evidence: Evidence) -> Iterator[Finding]:
             sites=_paths_where(stream, high),
             steps=_at(evidence),
             value=middle,
-            threshold=_ABSORBED,
+            threshold=limit,
             remedy="Keep the residual stream, or at least the addition, in float32.",
         )
         return
+
+
+def _starting(evidence: Evidence, stream: StreamPaths) -> NDArray[np.bool_]:
+    """``[sublayer]``: behind a learnable weight that is still as small as it started."""
+    closed = evidence.thresholds["gate_closed"]
+    small = {gate.path for gate in gates_of(evidence) if gate.is_starting(evidence.step, closed)}
+    return np.array([not small.isdisjoint(info.gates) for info in stream.infos], dtype=np.bool_)
 
 
 def idle_depth(evidence: Evidence) -> Iterator[Finding]:
@@ -128,12 +135,13 @@ def idle_depth(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
+    limit = evidence.thresholds["idle_depth"]
     for stream in _streams(evidence):
         v, cosine, alpha = (stream.values.get(key, np.full(len(stream), np.nan)) for key in _BRANCH)
         weight = np.where(np.isnan(alpha), 1.0, alpha)
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.sqrt(v) / weight
-        idle = (share < _IDLE) & (np.abs(cosine) > _ALIGNED)
+        idle = (share < limit) & (np.abs(cosine) > _ALIGNED)
         if idle.sum() < _LEAST or idle.sum() <= _MANY * len(stream):
             continue
         middle = float(np.median(share[idle]))
@@ -145,7 +153,7 @@ def idle_depth(evidence: Evidence) -> Iterator[Finding]:
             sites=_paths_where(stream, idle),
             steps=_at(evidence),
             value=middle,
-            threshold=_IDLE,
+            threshold=limit,
             remedy="Use fewer layers, or a scheme whose branches keep their size over depth.",
         )
         return
