@@ -16,7 +16,9 @@ from keelscope_dashboards.asking import Ask, Page, Shown, settled
 from keelscope_dashboards.blocks import encoded
 from keelscope_dashboards.pages import page_of
 from keelscope_dashboards.panels import PANELS, Panel, Reference, Scale, series_panel
+from keelscope_dashboards.rows import groups_of
 from keelscope_dashboards.state import RunState, digest_of, run_states, summary_of
+from keelscope_dashboards.tables import tile_csv
 from keelscope_dashboards.wire import RESOLUTION, encode_deviations, pack
 
 if TYPE_CHECKING:
@@ -55,6 +57,11 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
     def tile(run_id: str) -> ResponseReturnValue:
         source = _source(index, run_id)
         return _tile(source, _panel(source), start=_integer("from", 0))
+
+    @routes.get("/v1/runs/<run_id>/table.csv")
+    def table(run_id: str) -> ResponseReturnValue:
+        source = _source(index, run_id)
+        return _table(source, _panel(source))
 
     @routes.get("/v1/runs/<run_id>/profile")
     def profile(run_id: str) -> ResponseReturnValue:
@@ -109,8 +116,7 @@ def _panel(source: FollowedRun) -> Panel:
 def _is_plain(source: FollowedRun, key: str) -> bool:
     group, _, name = key.partition("/")
     with source.reading() as run:
-        specs = run.groups[group].statistics if group in run.groups else ()
-    return any(spec.name == name and not spec.dims for spec in specs)
+        return name in groups_of(run).get(group, ())
 
 
 def _ask(index: RunIndex, judge: Judge) -> Ask:
@@ -192,6 +198,18 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "codes": codes,
     }
     return _binary(pack(header, arrays))
+
+
+def _table(source: FollowedRun, panel: Panel) -> Response:
+    try:
+        with source.locked:
+            tile, axis = source.tile(panel), source.axis(panel)
+    except SeriesNotFoundError:
+        abort(404, "The run does not hold that series.")
+    answer = Response(tile_csv(tile, axis, panel, source.name), mimetype="text/csv")
+    answer.headers["Cache-Control"] = "no-store"
+    answer.headers["Content-Disposition"] = "attachment"
+    return answer
 
 
 def _profile(source: FollowedRun, panel: Panel, *, step: int) -> Response:

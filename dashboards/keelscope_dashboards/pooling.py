@@ -42,6 +42,24 @@ class Tile:
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = (self.first, self.last, self.reference, self.deviations, self.kinds)
+        return sum(array.nbytes for array in arrays)
+
+    def of(self, layer: int) -> Tile:
+        """One layer alone.
+
+        Args:
+            layer: its index.
+
+        Returns:
+            A view with one layer.
+        """
+        at = slice(layer, layer + 1)
+        return Tile(self.first, self.last, self.reference, self.deviations[:, at], self.kinds[:, at], self.rows)
+
     def since(self, start: int) -> Tile:
         """The bins from index `start` on.
 

@@ -122,7 +122,8 @@ def test_a_tile_of_any_series_and_part_is_that_series(kit: ModuleType, recorded:
     [
         ("panel=gradients/nothing", 404),
         ("panel=scalars/loss", 404),
-        ("panel=norms/jacobian_gain_quantile", 404),
+        ("panel=norms/jacobian_gain_quantile", 200),
+        ("panel=norms/jacobian_gain_quantile&part=quantile 10 %25", 200),
         ("panel=norms/jacobian_gain&part=nothing", 404),
         ("panel=gradients/rms&scale=cubic", 400),
         ("panel=gradients/rms&reference=moon", 400),

@@ -96,6 +96,12 @@
       return this.exact.get(key);
     }
 
+    async text(path) {
+      const answer = await fetch(`api/v1/${path}`);
+      if (!answer.ok) throw new ks.Refused(`${path}: ${answer.status}`);
+      return answer.text();
+    }
+
     async binary(path) {
       const answer = await fetch(`api/v1/${path}`);
       if (!answer.ok) throw new ks.Refused(`${path}: ${answer.status}`);

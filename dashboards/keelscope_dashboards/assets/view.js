@@ -229,6 +229,13 @@
       if (this.at !== null) this.at = this.snapped(this.at);
     }
 
+    warn(sentence) {
+      const banner = $("banner");
+      banner.hidden = false;
+      banner.textContent = sentence;
+      setTimeout(() => { if (banner.textContent === sentence) banner.hidden = true; }, 6000);
+    }
+
     onLost(times) {
       const banner = $("banner");
       if (!banner) return;
