@@ -10,18 +10,19 @@ import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keelscope_dashboards.depth import unfolded
-from keelscope_dashboards.levels import LayerAxis, levels_of
+from keelscope_dashboards.levels import LayerAxis, Levels, levels_of
 from keelscope_dashboards.pooling import Pool
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from keelscope.store.reader import Run
-    from keelscope_dashboards.levels import Levels
     from keelscope_dashboards.panels import Panel
 
-__all__ = ["BUDGET", "Budget", "Drawn", "drawn_of", "levels_between"]
+__all__ = ["BUDGET", "Budget", "Drawn", "drawn_of", "levels_between", "no_levels", "stacked"]
 
 MAX_CELLS = 1 << 20
 MAX_BINS = 1000
@@ -164,3 +165,34 @@ def levels_between(run: Run, drawn: Drawn, start: int, stop: int | None) -> Iter
         linear = drawn.panel.scale == "linear"
         yield levels_of(series, drawn.axis, reference=drawn.panel.reference, observed=seen, linear=linear)
         start += len(series.steps)
+
+
+def stacked(pieces: Sequence[Levels]) -> Levels:
+    """Consecutive rows as one.
+
+    Args:
+        pieces: at least one.
+
+    Returns:
+        Levels of all their rows.
+    """
+    return Levels(
+        np.concatenate([piece.decades for piece in pieces]),
+        np.concatenate([piece.kinds for piece in pieces]),
+        np.concatenate([piece.reference for piece in pieces]),
+        np.concatenate([piece.steps for piece in pieces]),
+    )
+
+
+def no_levels(layers: int) -> Levels:
+    """Levels without a row.
+
+    Args:
+        layers: length of the layer axis.
+
+    Returns:
+        Levels ``[0, layer]``.
+    """
+    empty = np.empty((0, layers))
+    steps = np.empty(0, dtype=np.int64)
+    return Levels(empty.astype(np.float32), empty.astype(np.uint8), np.empty(0, dtype=np.float32), steps)

@@ -16,7 +16,7 @@ import numpy as np
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
-from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between
+from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
 from keelscope_dashboards.levels import LayerAxis, Levels
 from keelscope_dashboards.panels import PANELS, Panel
 from keelscope_dashboards.pooling import Band, Tile, band
@@ -202,7 +202,7 @@ class FollowedRun:
             with self.reading() as run:
                 steps = run.steps_of(panel.group)
             if len(steps) == 0:
-                return _no_levels(len(drawn.axis))
+                return no_levels(len(drawn.axis))
             row = int(np.abs(steps - step).argmin())
             with self.reading() as run:
                 return next(levels_between(run, drawn, row, row + 1))
@@ -221,7 +221,7 @@ class FollowedRun:
         with self._lock:
             with self.reading() as run:
                 pieces = list(levels_between(run, drawn_of(run, panel, self._panel(panel).axis, layer), 0, None))
-            column = _stacked(pieces) if pieces else _no_levels(1)
+            column = stacked(pieces) if pieces else no_levels(1)
             return band(column, max(1, -(-len(column.steps) // bins)))
 
     def _file_stamp(self) -> tuple[int, int, int]:
@@ -241,12 +241,12 @@ class FollowedRun:
         self.revision += 1
 
     def _follow(self, stamp: tuple[int, int, int]) -> None:
-        """Read on, or open anew when another file took the name (a finished run replaces its live file)."""
+        """Read on, or open anew when another file took the name, or one that nobody should write was changed."""
         run = self._run
         if run is None:
             return
         was_live = run.live
-        if stamp[0] != self._stamp[0]:
+        if stamp[0] != self._stamp[0] or (not was_live and not run.stopped and stamp != self._stamp):
             self.close()
             self.error = ""
             self._open(stamp)
@@ -287,18 +287,3 @@ def _facts(run: Run) -> Facts:
         model=str(config.get("scheme") or run.info.model_class),
         panels=tuple(panel for panel in PANELS if panel.key in run),
     )
-
-
-def _stacked(pieces: list[Levels]) -> Levels:
-    return Levels(
-        np.concatenate([piece.decades for piece in pieces]),
-        np.concatenate([piece.kinds for piece in pieces]),
-        np.concatenate([piece.reference for piece in pieces]),
-        np.concatenate([piece.steps for piece in pieces]),
-    )
-
-
-def _no_levels(layers: int) -> Levels:
-    empty = np.empty((0, layers))
-    steps = np.empty(0, dtype=np.int64)
-    return Levels(empty.astype(np.float32), empty.astype(np.uint8), np.empty(0, dtype=np.float32), steps)
