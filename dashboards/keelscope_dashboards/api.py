@@ -32,6 +32,7 @@ __all__ = ["blueprint"]
 
 MAX_HISTORY_BINS = 2000
 MAX_RUNS = 8  # of one page
+SECONDS = 0.4  # one answer may read a long run; the browser asks again for the rest
 
 
 def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
@@ -168,8 +169,8 @@ def _binary(body: bytes) -> Response:
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
         with source.locked:
-            tile, axis = source.tile(panel), source.axis(panel)
-            version = {"revision": source.revision, "generation": source.generation}
+            tile, axis = source.tile(panel, seconds=SECONDS), source.axis(panel)
+            version = {"revision": source.revision, "generation": source.generation, "behind": source.behind(panel)}
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
     if not 0 <= start <= len(tile):

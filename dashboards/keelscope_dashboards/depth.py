@@ -76,7 +76,9 @@ def inner_names(spec: StatisticSpec) -> tuple[str, ...]:
     return tuple(f"{dim} {100 * value:g} %" if shares else f"{dim} {value:g}" for value in values)
 
 
-def unfolded(values: NDArray[np.floating], observed: NDArray[np.bool_]) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+def unfolded(
+    values: NDArray[np.floating], observed: NDArray[np.bool_]
+) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
     """A series with a further axis as if each of its values were a site of its own.
 
     Args:

@@ -26,7 +26,7 @@ __all__ = ["BUDGET", "Budget", "Drawn", "drawn_of", "levels_between", "no_levels
 
 MAX_CELLS = 1 << 20
 MAX_BINS = 1000
-SLICE = 1 << 22  # cells read at once
+SLICE = 1 << 20  # cells read at once
 BUDGET_BYTES = 256 << 20
 
 

@@ -6,7 +6,9 @@ rows are read in bounded slices, so a long run never sits in memory as a whole.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -144,20 +146,26 @@ class FollowedRun:
         with self._lock:
             return self._panel(panel).axis
 
-    def tile(self, panel: Panel) -> Tile:
-        """All recorded rows of a panel, pooled to a bounded number of bins.
+    def tile(self, panel: Panel, *, seconds: float = math.inf) -> Tile:
+        """The recorded rows of a panel, pooled to a bounded number of bins.
 
         Args:
             panel: one that the run holds.
+            seconds: how long may be read; what is left comes with the next call, see `behind`.
 
         Returns:
-            The tile, up to date with the last `poll`.
+            The tile, up to date with the last `poll` if there was time enough.
 
         Raises:
             SeriesNotFoundError: if the run does not hold the series.
         """
         with self._lock:
-            return self._pooled(panel, None)
+            return self._pooled(panel, None, seconds)
+
+    def behind(self, panel: Panel) -> int:
+        """How many recorded rows the tile of a panel does not hold yet."""
+        with self._lock, self.reading() as run:
+            return len(run.steps_of(panel.group)) - self._panel(panel).pool.seen
 
     def column(self, panel: Panel, layer: int) -> Tile:
         """All recorded rows of one layer, pooled; of a long run no more is read than the layer needs.
@@ -179,11 +187,13 @@ class FollowedRun:
             rows = len(run.steps_of(panel.group)) if panel.group in run.groups else 0
         return rows * len(self._panel(panel).axis) > LONG
 
-    def _pooled(self, panel: Panel, layer: int | None) -> Tile:
-        drawn = self._panel(panel, layer)
+    def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
+        drawn, late = self._panel(panel, layer), time.monotonic() + seconds
         with self.reading() as run:
             for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
+                if time.monotonic() > late:
+                    break
         BUDGET.use(self._drawn, _key(panel, layer), drawn.pool.tile.nbytes)
         return drawn.pool.tile
 

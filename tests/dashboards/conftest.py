@@ -276,9 +276,7 @@ def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
         page = (browser.new_context(**profile) if profile else desk).new_page()
         opened.append(page.context if profile else page)
         page.set_default_timeout(WAIT)
-        page.on(
-            "console", lambda message: noted(message.text, lost) if message.type in {"error", "warning"} else None
-        )
+        page.on("console", lambda message: noted(message.text, lost) if message.type in {"error", "warning"} else None)
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
         page.goto(url + query)

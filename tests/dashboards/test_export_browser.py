@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -56,12 +56,15 @@ def test_a_chart_is_saved_as_pictures_and_numbers(
 
     page = visit("depth?run=keel&runs=keel&step=6&at=now")
     page.wait_for_selector("#page .chart canvas")
-    picture = ElementTree.parse(from_menu(page, tmp_path, "#page", "svg")).getroot()
+    picture = ET.parse(from_menu(page, tmp_path, "#page", "svg")).getroot()
     words = "".join(picture.itertext())
-    assert "gradients/rms" in words and "keel · step 6" in words and "sub-layer" in words
+    assert "gradients/rms" in words
+    assert "keel · step 6" in words
+    assert "sub-layer" in words
     assert len(picture.findall(".//{*}path")) > 8
     width, height = size_of(from_menu(page, tmp_path, "#page", "png").read_bytes())
-    assert width == 2 * int(float(picture.get("width", 0))) and height > 300
+    assert width == 2 * int(float(picture.get("width", 0)))
+    assert height > 300
     head, rows = table(from_menu(page, tmp_path, "#page", "csv"))
     assert head == ["line", "sub-layer", "value"]
     with open_run(recorded_folder / "keel.h5") as run:
@@ -80,12 +83,14 @@ def test_heatmaps_and_the_overview_are_saved_too(
     page = visit("?run=post_ln&step=5&layer=4")
     page.wait_for_selector("#value:not(:empty)")
     head, rows = table(from_menu(page, tmp_path, ".heatmap-panel", "csv"))
-    assert head[:3] == ["first_step", "last_step", "sub-layer 1: sublayers.0"] and len(rows) == 12
+    assert head[:3] == ["first_step", "last_step", "sub-layer 1: sublayers.0"]
+    assert len(rows) == 12
     with open_run(recorded_folder / "post_ln.h5") as run:
         truth = [run["gradients/rms"].of(f"sublayers.{i}").values[:, 0].tolist() for i in range(8)]
     assert [float(row[2]) for row in rows] == pytest.approx(truth[0], rel=1e-5)
     heat = from_menu(page, tmp_path, ".heatmap-panel", "svg").read_text(encoding="utf-8")
-    assert heat.count("<image") == 1 and "data:image/png" in heat
+    assert heat.count("<image") == 1
+    assert "data:image/png" in heat
     _, profile = table(from_menu(page, tmp_path, ".profile-panel", "csv"))
     own = [float(row[2]) for row in profile if row[0] == "post_ln"]
     assert own == pytest.approx([layer[5] for layer in truth], rel=2e-3)  # the browser holds 1/1000 of a decade
@@ -105,18 +110,18 @@ def test_the_menu_is_reached_and_left_by_keyboard(visit: Callable[..., Any], tmp
     assert page.evaluate("document.activeElement.className") == "more"
     page.keyboard.press("Enter")
     head, rows = table(saved(page, tmp_path, lambda: page.keyboard.press("Enter")))
-    assert head[:3] == ["What", "Status", "Reason"] and rows
+    assert head[:3] == ["What", "Status", "Reason"]
+    assert rows
 
 
-def test_a_page_is_saved_as_one_file_without_scripts(
-    visit: Callable[..., Any], browser: Any, tmp_path: Path
-) -> None:
+def test_a_page_is_saved_as_one_file_without_scripts(visit: Callable[..., Any], browser: Any, tmp_path: Path) -> None:
     page = visit("layer?run=keel&layer=3")
     page.wait_for_selector("body[data-drawn=layer]")
     charts = page.locator("#page div.chart").count()
     path = saved(page, tmp_path, page.locator("#save").click)
     text = path.read_text(encoding="utf-8")
-    assert "<script" not in text and "onclick" not in text
+    assert "<script" not in text
+    assert "onclick" not in text
     context = browser.new_context(java_script_enabled=False)
     alone, asked = context.new_page(), []
     alone.on("request", lambda request: asked.append(request.url))

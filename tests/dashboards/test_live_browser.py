@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +21,8 @@ if not CHROMIUM.exists():
 
 
 @pytest.fixture(scope="module")
-def site() -> Iterator[str]:
-    yield "http://127.0.0.1/"
+def site() -> str:
+    return "http://127.0.0.1/"
 
 
 def says(page: Any, selector: str, wanted: str) -> None:
@@ -72,9 +72,7 @@ def test_a_server_that_comes_back_is_met_where_it_was_left(
         page.close()
 
 
-def test_a_file_that_reaches_for_another_is_refused(
-    visit: Callable[..., Any], kit: ModuleType, tmp_path: Path
-) -> None:
+def test_a_file_that_reaches_for_another_is_refused(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
     secret = tmp_path / "secret.bin"
     secret.write_bytes(b"TOP-SECRET" * 1000)
     runs = tmp_path / "runs"

@@ -316,7 +316,7 @@
     }
     const step = view.step(), bin = ks.binAt(tile, step), exact = view.exact("profile", run);
     const level = exact ? exact.levels[view.layer - 1] : ks.levelAt(tile, bin, view.layer - 1);
-    set("pooled", tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
+    set("pooled", tile.behind ? `reading, ${ks.count(tile.behind)} recorded steps to go` : tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
     set("profile-step", `at step ${ks.count(step)}`);
     const path = tile.labels[view.layer - 1], depth = ks.depthText(tile, view.layer);
     set("history-layer", path ? `${depth} · ${path}` : depth);

@@ -101,7 +101,7 @@
     // First and last step of a run; one that is being written gets room for what is to come.
     extent(run, tile) {
       const end = tile.edges[tile.bins];
-      if (run.status !== "live") return [tile.edges[0], end];
+      if (run.status !== "live") return [tile.edges[0], tile.behind ? Math.max(end, run.head) : end];
       return [tile.edges[0], Math.max(end, run.planned > run.head ? run.planned : ks.roomFor(end))];
     }
 
@@ -140,7 +140,7 @@
 
     noteAfter(chart, left) {
       const run = this.view.run(this.view.focus);
-      chart.say([run.status === "live" ? "not yet trained" : "not recorded"]);
+      chart.say([this.view.tile().behind ? "reading" : run.status === "live" ? "not yet trained" : "not recorded"]);
       chart.notes.firstChild.style.marginLeft = `${left + 10}px`;
     }
 

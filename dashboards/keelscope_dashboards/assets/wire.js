@@ -29,7 +29,7 @@
   ks.tileOf = function (header, arrays, old) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      scale: header.scale, reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation,
+      scale: header.scale, reference: header.reference, depth: header.depth, behind: header.behind || 0, revision: header.behind ? -1 : header.revision, generation: header.generation,
       labels: (old || header).labels || [], depths: (old || header).depths || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
