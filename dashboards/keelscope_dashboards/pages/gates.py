@@ -61,8 +61,8 @@ def _absent(shown: Shown) -> Block:
     with shown.source.reading() as run:
         known = "gates" in run.groups
     if known or _by_default(shown):
-        why = "no gate and no weight other than 1 on a shortcut or a branch, as plain Pre-LN and Post-LN have none."
-        return Notice(f"{shown.name} has no gates", f"{shown.name} has {why}")
+        why = "There is no weight other than 1 on a shortcut or a branch, as in plain Pre-LN and Post-LN."
+        return Notice(f"{shown.name} has no gates", why)
     notice = missing(shown.name, "gates")
     why = "The default probes record gates; this run was recorded with others. To record them:"
     return Notice(notice.title, why, notice.code)
