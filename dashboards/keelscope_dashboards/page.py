@@ -213,7 +213,7 @@ def _empty(title: str) -> html.Section:
         [
             html.H2("No runs yet"),
             html.P(["Nothing is recorded in ", html.Code(title), ". Three lines record a training run:"]),
-            html.Pre(SNIPPET, className="mono"),
+            html.Pre(SNIPPET, className="mono", tabIndex="0"),
             html.P("This page shows it as soon as the first step is written."),
         ],
         id="empty",

@@ -147,7 +147,7 @@
     },
 
     notice(block) {
-      const code = block.code ? el("pre", { class: "mono" }, block.code) : "";
+      const code = block.code ? el("pre", { class: "mono", tabindex: "0" }, block.code) : "";
       return { element: el("section", { class: "panel block wide notice" }, el("h2", {}, block.title), el("p", {}, block.sentence), code) };
     },
   };
