@@ -13,10 +13,10 @@ DEV := $(VENV)/.dev-installed
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test bench dash docs pages wheel lint format clean
+.PHONY: help demo test bench bench-dashboard dash docs pages wheel lint format clean
 
 help: ## Show the targets
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
 
 demo: $(RUNTIME) ## Train keel, post_ln and pre_ln at depth 64 on real text, record and compare them (2 minutes)
 	@$(BIN)/keelscope demo
@@ -52,6 +52,9 @@ wheel: $(DEV) ## Build the wheel into build/wheel and check what is in it
 
 bench: $(RUNTIME) ## Measure what watching costs and rewrite docs/benchmarks.md
 	@$(BIN)/python tests/bench/overhead.py
+
+bench-dashboard: $(DEV) ## Measure the dashboard on a long, deep run and rewrite its part of docs/benchmarks.md (15 minutes)
+	@$(BIN)/python tests/bench/dashboard.py
 
 clean: ## Remove the environment and everything built
 	@rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

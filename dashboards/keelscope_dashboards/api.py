@@ -16,7 +16,9 @@ from keelscope_dashboards.asking import Ask, Page, Shown, settled
 from keelscope_dashboards.blocks import encoded
 from keelscope_dashboards.pages import page_of
 from keelscope_dashboards.panels import PANELS, Panel, Reference, Scale, series_panel
+from keelscope_dashboards.rows import groups_of
 from keelscope_dashboards.state import RunState, digest_of, run_states, summary_of
+from keelscope_dashboards.tables import tile_csv
 from keelscope_dashboards.wire import RESOLUTION, encode_deviations, pack
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ __all__ = ["blueprint"]
 
 MAX_HISTORY_BINS = 2000
 MAX_RUNS = 8  # of one page
+SECONDS = 0.4  # one answer may read a long run; the browser asks again for the rest
 
 
 def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
@@ -55,6 +58,11 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
     def tile(run_id: str) -> ResponseReturnValue:
         source = _source(index, run_id)
         return _tile(source, _panel(source), start=_integer("from", 0))
+
+    @routes.get("/v1/runs/<run_id>/table.csv")
+    def table(run_id: str) -> ResponseReturnValue:
+        source = _source(index, run_id)
+        return _table(source, _panel(source))
 
     @routes.get("/v1/runs/<run_id>/profile")
     def profile(run_id: str) -> ResponseReturnValue:
@@ -109,8 +117,7 @@ def _panel(source: FollowedRun) -> Panel:
 def _is_plain(source: FollowedRun, key: str) -> bool:
     group, _, name = key.partition("/")
     with source.reading() as run:
-        specs = run.groups[group].statistics if group in run.groups else ()
-    return any(spec.name == name and not spec.dims for spec in specs)
+        return name in groups_of(run).get(group, ())
 
 
 def _ask(index: RunIndex, judge: Judge) -> Ask:
@@ -162,8 +169,8 @@ def _binary(body: bytes) -> Response:
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
         with source.locked:
-            tile, axis = source.tile(panel), source.axis(panel)
-            version = {"revision": source.revision, "generation": source.generation}
+            tile, axis = source.tile(panel, seconds=SECONDS), source.axis(panel)
+            version = {"revision": source.revision, "generation": source.generation, "behind": source.behind(panel)}
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
     if not 0 <= start <= len(tile):
@@ -192,6 +199,18 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "codes": codes,
     }
     return _binary(pack(header, arrays))
+
+
+def _table(source: FollowedRun, panel: Panel) -> Response:
+    try:
+        with source.locked:
+            tile, axis = source.tile(panel), source.axis(panel)
+    except SeriesNotFoundError:
+        abort(404, "The run does not hold that series.")
+    answer = Response(tile_csv(tile, axis, panel, source.name), mimetype="text/csv")
+    answer.headers["Cache-Control"] = "no-store"
+    answer.headers["Content-Disposition"] = "attachment"
+    return answer
 
 
 def _profile(source: FollowedRun, panel: Panel, *, step: int) -> Response:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keelscope.diagnosis.axis import depth_axis, row_owner
 from keelscope_dashboards.levels import LayerAxis
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from keelscope.diagnosis.axis import DepthAxis
     from keelscope.store.reader import Run
-    from keelscope.store.schema import Site
+    from keelscope.store.schema import Site, StatisticSpec
 
-__all__ = ["parts_of", "run_axis"]
+__all__ = ["inner_names", "parts_of", "run_axis", "unfolded"]
 
 
 def parts_of(axis: LayerAxis) -> tuple[str, ...]:
@@ -36,18 +40,78 @@ def parts_of(axis: LayerAxis) -> tuple[str, ...]:
     return kept if len(kept) > 1 else ()
 
 
-def run_axis(run: Run, group: str, part: str = "") -> LayerAxis:
-    """The layers of a run with the sites of one group that belong to each.
+def run_axis(run: Run, key: str, part: str = "") -> LayerAxis:
+    """The layers of a run with the sites of one series that belong to each.
 
     Args:
         run: any run.
-        group: name of a group that it holds.
+        key: ``group/statistic`` of a group that it holds.
         part: of a group with its own axis, only the sites of that last name; all if empty.
 
     Returns:
         The axis, the input side first; a layer that the group does not cover has no members. A group whose sites are
-        none of the layers (norms, sub-layers, gates) keeps its own axis: every site at the depth it lies at.
+        none of the layers (norms, sub-layers, gates) keeps its own axis: every site at the depth it lies at. A series
+        with a further axis (heads, quantiles) has one entry for each of its values, as `unfolded` lays them out.
     """
+    group, _, name = key.partition("/")
+    spec = next((spec for spec in run.groups[group].statistics if spec.name == name), None)
+    if spec is not None and spec.dims:
+        return _inner_axis(_site_axis(run, group, ""), inner_names(spec), part)
+    return _site_axis(run, group, part)
+
+
+def inner_names(spec: StatisticSpec) -> tuple[str, ...]:
+    """What lies at every site of a statistic with one further axis: ``"head 0"``, ``"quantile 10 %"``.
+
+    Args:
+        spec: of the statistic.
+
+    Returns:
+        One name per value of the axis; empty where there is none, or more than one.
+    """
+    if len(spec.dims) != 1:
+        return ()
+    dim, values = spec.dims[0], spec.coords.get(spec.dims[0], ())
+    shares = any(value % 1 for value in values) and all(0 <= value <= 1 for value in values)
+    return tuple(f"{dim} {100 * value:g} %" if shares else f"{dim} {value:g}" for value in values)
+
+
+def unfolded(
+    values: NDArray[np.floating], observed: NDArray[np.bool_]
+) -> tuple[NDArray[np.floating], NDArray[np.bool_]]:
+    """A series with a further axis as if each of its values were a site of its own.
+
+    Args:
+        values: ``[step, site, ...]``.
+        observed: ``[step, site]``.
+
+    Returns:
+        Both as ``[step, entry]``.
+
+    Example:
+        >>> unfolded(np.zeros((5, 3, 4)), np.ones((5, 3), dtype=bool))[1].shape
+        (5, 12)
+    """
+    steps, sites = values.shape[:2]
+    inner = int(np.prod(values.shape[2:]))
+    return values.reshape(steps, sites * inner), np.repeat(observed, inner, axis=1)
+
+
+def _inner_axis(sites: LayerAxis, names: Sequence[str], part: str) -> LayerAxis:
+    """Every layer once for each name."""
+    depths = sites.depths or tuple(range(1, len(sites) + 1))
+    kept = [
+        (f"{sites.labels[i]}.{name}", sites.types[i], (member * len(names) + k,), depths[i])
+        for i, members in enumerate(sites.members)
+        for member in members
+        for k, name in enumerate(names)
+        if part in {"", name}
+    ]
+    labels, types, members, places = zip(*kept, strict=True) if kept else ((), (), (), ())
+    return LayerAxis(labels, types, members, sites.unit, places)
+
+
+def _site_axis(run: Run, group: str, part: str) -> LayerAxis:
     chain = depth_axis(run)
     rows = {site.path: i for i, site in enumerate(chain.sites)}
     members: list[list[int]] = [[] for _ in chain.sites]

@@ -6,7 +6,9 @@ rows are read in bounded slices, so a long run never sits in memory as a whole.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -16,9 +18,10 @@ import numpy as np
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
-from keelscope_dashboards.levels import LayerAxis, Levels, levels_of
+from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
+from keelscope_dashboards.levels import LayerAxis, Levels
 from keelscope_dashboards.panels import PANELS, Panel
-from keelscope_dashboards.pooling import Band, Pool, Tile, band
+from keelscope_dashboards.pooling import Band, Tile, band
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,10 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "FollowedRun", "Status"]
 
 Status = Literal["live", "finished", "stopped", "error"]
-MAX_CELLS = 1 << 20
-MAX_BINS = 1000
-MAX_DRAWN = 48  # series of one run that are kept pooled
-SLICE = 1 << 22  # cells read at once
+LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,6 @@ class Facts:
     planned: int = 0
     model: str = ""
     panels: tuple[Panel, ...] = ()
-
-
-@dataclass(slots=True, eq=False)
-class _Drawn:
-    """One panel of one run: its layers and what has been pooled of it."""
-
-    panel: Panel
-    axis: LayerAxis
-    pool: Pool
 
 
 class FollowedRun:
@@ -75,7 +66,7 @@ class FollowedRun:
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._stamp: tuple[int, int, int] = (0, 0, 0)
-        self._drawn: dict[str, _Drawn] = {}
+        self._drawn: dict[str, object] = {}  # Drawn by panel and layer; the budget takes out what is too much
         self._facts: tuple[int, Facts] = (-1, Facts())
 
     def opened(self) -> Run:
@@ -141,7 +132,7 @@ class FollowedRun:
             if self._run is not None:
                 self._run.close()
             self._run = None
-            self._drawn.clear()
+            BUDGET.forget(self._drawn)
 
     def facts(self) -> Facts:
         """The run in a few words, made anew only when the file has changed."""
@@ -155,23 +146,56 @@ class FollowedRun:
         with self._lock:
             return self._panel(panel).axis
 
-    def tile(self, panel: Panel) -> Tile:
-        """All recorded rows of a panel, pooled to a bounded number of bins.
+    def tile(self, panel: Panel, *, seconds: float = math.inf) -> Tile:
+        """The recorded rows of a panel, pooled to a bounded number of bins.
 
         Args:
             panel: one that the run holds.
+            seconds: how long may be read; what is left comes with the next call, see `behind`.
 
         Returns:
-            The tile, up to date with the last `poll`.
+            The tile, up to date with the last `poll` if there was time enough.
 
         Raises:
             SeriesNotFoundError: if the run does not hold the series.
         """
         with self._lock:
-            drawn = self._panel(panel)
-            for levels in self._levels(drawn, drawn.pool.seen, None):
+            return self._pooled(panel, None, seconds)
+
+    def behind(self, panel: Panel) -> int:
+        """How many recorded rows the tile of a panel does not hold yet."""
+        with self._lock, self.reading() as run:
+            return len(run.steps_of(panel.group)) - self._panel(panel).pool.seen
+
+    def column(self, panel: Panel, layer: int) -> Tile:
+        """All recorded rows of one layer, pooled; of a long run no more is read than the layer needs.
+
+        Args:
+            panel: one that the run holds.
+            layer: index from 0 at the input side.
+
+        Returns:
+            A tile with one layer.
+        """
+        with self._lock:
+            if self._is_long(panel):
+                return self._pooled(panel, layer)
+            return self._pooled(panel, None).of(layer)
+
+    def _is_long(self, panel: Panel) -> bool:
+        with self.reading() as run:
+            rows = len(run.steps_of(panel.group)) if panel.group in run.groups else 0
+        return rows * len(self._panel(panel).axis) > LONG
+
+    def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
+        drawn, late = self._panel(panel, layer), time.monotonic() + seconds
+        with self.reading() as run:
+            for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
-            return drawn.pool.tile
+                if time.monotonic() > late:
+                    break
+        BUDGET.use(self._drawn, _key(panel, layer), drawn.pool.tile.nbytes)
+        return drawn.pool.tile
 
     def profile(self, panel: Panel, step: int) -> Levels:
         """The exact levels of all layers at the recorded step nearest to `step`.
@@ -188,9 +212,10 @@ class FollowedRun:
             with self.reading() as run:
                 steps = run.steps_of(panel.group)
             if len(steps) == 0:
-                return _no_levels(len(drawn.axis))
+                return no_levels(len(drawn.axis))
             row = int(np.abs(steps - step).argmin())
-            return next(self._levels(drawn, row, row + 1))
+            with self.reading() as run:
+                return next(levels_between(run, drawn, row, row + 1))
 
     def history(self, panel: Panel, layer: int, bins: int) -> Band:
         """Level of one layer over all steps: the lowest and the highest of each of at most `bins` bins.
@@ -204,9 +229,9 @@ class FollowedRun:
             Absolute decades per bin.
         """
         with self._lock:
-            drawn = self._panel(panel)
-            pieces = [levels.layer(layer) for levels in self._levels(drawn, 0, None)]
-            column = _stacked(pieces) if pieces else _no_levels(1)
+            with self.reading() as run:
+                pieces = list(levels_between(run, drawn_of(run, panel, self._panel(panel).axis, layer), 0, None))
+            column = stacked(pieces) if pieces else no_levels(1)
             return band(column, max(1, -(-len(column.steps) // bins)))
 
     def _file_stamp(self) -> tuple[int, int, int]:
@@ -221,17 +246,17 @@ class FollowedRun:
             return
         self._run = self._opener(self.path)
         self._stamp, self.error = stamp, ""
-        self._drawn.clear()
+        BUDGET.forget(self._drawn)
         self.generation += 1
         self.revision += 1
 
     def _follow(self, stamp: tuple[int, int, int]) -> None:
-        """Read on, or open anew when another file took the name (a finished run replaces its live file)."""
+        """Read on, or open anew when another file took the name, or one that nobody should write was changed."""
         run = self._run
         if run is None:
             return
         was_live = run.live
-        if stamp[0] != self._stamp[0]:
+        if stamp[0] != self._stamp[0] or (not was_live and not run.stopped and stamp != self._stamp):
             self.close()
             self.error = ""
             self._open(stamp)
@@ -246,34 +271,20 @@ class FollowedRun:
             self.revision += 1
         self.error, self._stamp = sentence, stamp
 
-    def _panel(self, panel: Panel) -> _Drawn:
+    def _panel(self, panel: Panel, layer: int | None = None) -> Drawn:
         if self._run is None or panel.key not in self._run:
             raise SeriesNotFoundError(f"{self.name} does not hold {panel.key}.")
-        drawn = self._drawn.pop(panel.id, None)
-        if drawn is None:
-            axis = run_axis(self._run, panel.group, panel.part)
-            limit = min(MAX_BINS, MAX_CELLS // max(1, len(axis)))
-            drawn = _Drawn(panel, axis, Pool(len(axis), limit))
-        self._drawn[panel.id] = drawn  # the last one used comes last
-        while len(self._drawn) > MAX_DRAWN:
-            del self._drawn[next(iter(self._drawn))]
+        drawn = self._drawn.get(_key(panel, layer))
+        if not isinstance(drawn, Drawn):
+            axis = run_axis(self._run, panel.key, panel.part) if layer is None else self._panel(panel).axis
+            drawn = drawn_of(self._run, panel, axis, layer)
+            self._drawn[_key(panel, layer)] = drawn
+        BUDGET.use(self._drawn, _key(panel, layer), drawn.pool.tile.nbytes)
         return drawn
 
-    def _levels(self, drawn: _Drawn, start: int, stop: int | None) -> Iterator[Levels]:
-        """Rows `start` to `stop` in bounded slices."""
-        run = self._run
-        if run is None:
-            return
-        size = max(1, SLICE // max(1, len(run.groups[drawn.panel.group].sites)))
-        while stop is None or start < stop:
-            end = start + size if stop is None else min(stop, start + size)
-            series = run.read(drawn.panel.key, start, end)
-            if len(series.steps) == 0:
-                return
-            seen = run.observed(drawn.panel.group, start, end)
-            linear = drawn.panel.scale == "linear"
-            yield levels_of(series, drawn.axis, reference=drawn.panel.reference, observed=seen, linear=linear)
-            start += len(series.steps)
+
+def _key(panel: Panel, layer: int | None) -> str:
+    return panel.id if layer is None else f"{panel.id}|{layer}"
 
 
 def _facts(run: Run) -> Facts:
@@ -286,18 +297,3 @@ def _facts(run: Run) -> Facts:
         model=str(config.get("scheme") or run.info.model_class),
         panels=tuple(panel for panel in PANELS if panel.key in run),
     )
-
-
-def _stacked(pieces: list[Levels]) -> Levels:
-    return Levels(
-        np.concatenate([piece.decades for piece in pieces]),
-        np.concatenate([piece.kinds for piece in pieces]),
-        np.concatenate([piece.reference for piece in pieces]),
-        np.concatenate([piece.steps for piece in pieces]),
-    )
-
-
-def _no_levels(layers: int) -> Levels:
-    empty = np.empty((0, layers))
-    steps = np.empty(0, dtype=np.int64)
-    return Levels(empty.astype(np.float32), empty.astype(np.uint8), np.empty(0, dtype=np.float32), steps)

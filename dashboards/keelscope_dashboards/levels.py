@@ -68,6 +68,8 @@ class LayerAxis:
         wide = np.asarray(values, dtype=np.float64)
         if all(len(member) == 1 for member in self.members):
             order = [member[0] for member in self.members]
+            if order == list(range(len(order))):  # as most runs have it: nothing has to be copied
+                return wide[:, : len(order)], observed[:, : len(order)]
             return wide[:, order], observed[:, order]
         pairs = [_joined(wide[:, list(member)], observed[:, list(member)]) for member in self.members]
         return np.stack([value for value, _ in pairs], axis=1), np.stack([seen for _, seen in pairs], axis=1)
@@ -195,7 +197,8 @@ def levels_of(
     else:
         logs = values if _in_decades(series) else _log10(values)
         kinds = _kinds(logs, known)
-    decades = np.where(kinds == Kind.VALUE, logs, 0.0).astype(np.float32)
+    decades = logs.astype(np.float32)
+    decades[kinds != Kind.VALUE] = 0.0
     return Levels(decades, kinds, _reference(decades, kinds, reference), np.asarray(series.steps, dtype=np.int64))
 
 
@@ -215,9 +218,10 @@ def _probably_observed(values: NDArray[np.floating]) -> NDArray[np.bool_]:
 
 def _kinds(logs: NDArray[np.float64], observed: NDArray[np.bool_]) -> NDArray[np.uint8]:
     kinds = np.full(logs.shape, Kind.VALUE, dtype=np.uint8)
-    kinds[np.isneginf(logs)] = Kind.ZERO
-    kinds[np.isposinf(logs)] = Kind.INF
-    kinds[np.isnan(logs)] = Kind.NAN
+    if not np.isfinite(logs).all():
+        kinds[np.isneginf(logs)] = Kind.ZERO
+        kinds[np.isposinf(logs)] = Kind.INF
+        kinds[np.isnan(logs)] = Kind.NAN
     kinds[~observed] = Kind.ABSENT
     return kinds
 
@@ -236,18 +240,23 @@ def _reference(decades: NDArray[np.float32], kinds: NDArray[np.uint8], reference
     steps, layers = decades.shape
     if reference == "none" or layers == 0:
         return np.zeros(steps, dtype=np.float32)
-    known = np.where(kinds == Kind.VALUE, decades, np.float32(np.nan))
     side = max(1, round(layers * SIDE_SHARE))
-    chosen = {"output": known[:, layers - side :], "input": known[:, :side], "median": known}[reference]
-    medians = _nanmedian(chosen)
+    part = {"output": slice(layers - side, None), "input": slice(side), "median": slice(None)}[reference]
+    medians = _nanmedian(_known(decades[:, part], kinds[:, part]))
     fallback = np.isnan(medians)
     if fallback.any():
-        medians[fallback] = _nanmedian(known[fallback])
+        medians[fallback] = _nanmedian(_known(decades[fallback], kinds[fallback]))
     return np.nan_to_num(medians, nan=0.0)
+
+
+def _known(decades: NDArray[np.float32], kinds: NDArray[np.uint8]) -> NDArray[np.float32]:
+    return np.where(kinds == Kind.VALUE, decades, np.float32(np.nan))
 
 
 def _nanmedian(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Median per row of the entries that are not NaN; NaN for a row without any."""
+    if not np.isnan(values).any():
+        return np.asarray(np.median(values, axis=1), dtype=np.float32)
     out = np.full(len(values), np.nan, dtype=np.float32)
     some = ~np.isnan(values).all(axis=1)
     out[some] = np.nanmedian(values[some], axis=1)

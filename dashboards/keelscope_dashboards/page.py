@@ -129,6 +129,13 @@ def _header(title: str) -> html.Header:
             html.Span(id="pulse", className="pulse", role="status"),
             html.Button([cards.icon("link"), html.Span("Copy link")], id="copy", className="plain", type="button"),
             html.Button(
+                [cards.icon("save"), html.Span("Save page")],
+                id="save",
+                className="plain",
+                type="button",
+                title="Save this page as one HTML file",
+            ),
+            html.Button(
                 cards.icon("keyboard"),
                 id="help",
                 className="square",
@@ -206,7 +213,7 @@ def _empty(title: str) -> html.Section:
         [
             html.H2("No runs yet"),
             html.P(["Nothing is recorded in ", html.Code(title), ". Three lines record a training run:"]),
-            html.Pre(SNIPPET, className="mono"),
+            html.Pre(SNIPPET, className="mono", tabIndex="0"),
             html.P("This page shows it as soon as the first step is written."),
         ],
         id="empty",
@@ -230,6 +237,12 @@ def _toolbar() -> html.Div:
     return html.Div([html.Div(metric, className="metric"), legend], className="toolbar")
 
 
+def _more(name: str, title: str) -> html.Button:
+    """The button that opens the menu of a chart; `assets/export.js` fills it."""
+    about = {"data-save": name, "aria-label": f"Save {title}", "aria-haspopup": "menu", "aria-expanded": "false"}
+    return html.Button(cards.icon("dots"), className="more", type="button", title="Save", **about)
+
+
 def _panel(name: str, head: Sequence[Any], body: Any) -> html.Section:
     heading = html.Div(list(head), className="panel-head")
     return html.Section([heading, body], className=f"panel {name}-panel", **{"aria-labelledby": f"{name}-title"})
@@ -246,6 +259,7 @@ def _heatmap() -> html.Section:
         html.Span(id="pooled", className="quiet"),
         html.Button("Reset zoom", id="reset", className="soft", type="button", hidden=True),
         html.Button("Follow", id="follow", className="soft", type="button", hidden=True),
+        _more("heatmap", "the heatmap"),
     ]
     return _panel("heatmap", head, _chart("heatmap", "Heatmap of layers over steps. Arrow keys move the cursor."))
 
@@ -255,6 +269,7 @@ def _profile() -> html.Section:
         html.H2("Depth profile", id="profile-title"),
         html.Span(id="profile-step", className="quiet mono"),
         html.Span(id="symbol", className="symbol"),
+        _more("profile", "the depth profile"),
     ]
     return _panel("profile", head, _chart("profile", "Level of every layer at the cursor's step, one line per run."))
 
@@ -274,6 +289,7 @@ def _history() -> html.Section:
     head = [
         html.H2("Layer history", id="history-title"),
         html.Span(id="history-layer", className="quiet mono"),
+        _more("history", "the layer history"),
     ]
     return _panel("history", head, _chart("history", "Level of the cursor's layer over steps, one line per run."))
 

@@ -8,7 +8,7 @@ once gives, so the server reads only new rows of a live run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -42,6 +42,24 @@ class Tile:
     def __len__(self) -> int:
         return len(self.first)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        arrays = (self.first, self.last, self.reference, self.deviations, self.kinds)
+        return sum(array.nbytes for array in arrays)
+
+    def of(self, layer: int) -> Tile:
+        """One layer alone.
+
+        Args:
+            layer: its index.
+
+        Returns:
+            A view with one layer.
+        """
+        at = slice(layer, layer + 1)
+        return Tile(self.first, self.last, self.reference, self.deviations[:, at], self.kinds[:, at], self.rows)
+
     def since(self, start: int) -> Tile:
         """The bins from index `start` on.
 
@@ -51,10 +69,32 @@ class Tile:
         Returns:
             A view on the last bins.
         """
-        tail = slice(start, None)
-        return Tile(
-            self.first[tail], self.last[tail], self.reference[tail], self.deviations[tail], self.kinds[tail], self.rows
-        )
+        return self._part(slice(start, None))
+
+    def until(self, stop: int) -> Tile:
+        """The bins before index `stop`.
+
+        Args:
+            stop: index of the first bin that is left out.
+
+        Returns:
+            A view on the first bins.
+        """
+        return self._part(slice(stop))
+
+    def _part(self, at: slice) -> Tile:
+        return Tile(self.first[at], self.last[at], self.reference[at], self.deviations[at], self.kinds[at], self.rows)
+
+
+def _reduced(ufunc: np.ufunc, values: NDArray[Any], starts: NDArray[np.int64]) -> NDArray[Any]:
+    """``ufunc.reduceat`` along the first axis; bins of one length are many times faster reduced together."""
+    sizes = np.diff(starts)[1:]
+    if not sizes.size or (sizes != sizes[0]).any():
+        return np.asarray(ufunc.reduceat(values, starts, axis=0))
+    first, last = starts[1], starts[-1]
+    middle = values[first:last].reshape(-1, sizes[0], *values.shape[1:])
+    ends = (ufunc.reduce(values[:first], axis=0)[None], ufunc.reduce(values[last:], axis=0)[None])
+    return np.concatenate([ends[0], ufunc.reduce(middle, axis=1), ends[1]])
 
 
 def pool(levels: Levels, rows: int) -> Tile:
@@ -138,14 +178,14 @@ def _merged(tile: Tile, starts: NDArray[np.int64], rows: int) -> Tile:
     if len(starts) == len(tile):
         return Tile(tile.first, tile.last, tile.reference, tile.deviations, tile.kinds, rows)
     ends = np.append(starts[1:], len(tile)) - 1
-    high = np.maximum.reduceat(tile.deviations, starts, axis=0)
-    low = np.minimum.reduceat(tile.deviations, starts, axis=0)
+    high = _reduced(np.maximum, tile.deviations, starts)
+    low = _reduced(np.minimum, tile.deviations, starts)
     return Tile(
         tile.first[starts],
         tile.last[ends],
         tile.reference[ends],
         np.where(high >= -low, high, low),
-        np.maximum.reduceat(tile.kinds, starts, axis=0),
+        _reduced(np.maximum, tile.kinds, starts),
         rows,
     )
 
@@ -198,8 +238,12 @@ class Pool:
         rows = self._tile.rows
         while -(-(self._seen + count) // rows) > self._limit:
             rows *= 2
-        old = np.arange(len(self._tile)) * self._tile.rows // rows
-        new = (self._seen + np.arange(count)) // rows
-        starts = np.flatnonzero(np.diff(np.concatenate([old, new]), prepend=-1))
-        self._tile = _merged(_joined(self._tile, _unpooled(levels)), starts, rows)
+        ratio = rows // self._tile.rows
+        old = _merged(self._tile, np.arange(0, len(self._tile), ratio), rows)
+        filled = self._seen % rows  # rows in the last bin, which is open unless there are none
+        kept = len(old) - 1 if filled else len(old)
+        fresh = _joined(old.since(kept), _unpooled(levels))
+        first = rows - filled + 1 if filled else rows
+        starts = np.concatenate([[0], np.arange(first, len(fresh), rows)])
+        self._tile = _joined(old.until(kept), _merged(fresh, starts, rows))
         self._seen += count

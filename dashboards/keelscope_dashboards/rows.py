@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keelscope_dashboards.depth import inner_names
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.pooling import envelope
 
@@ -88,8 +89,11 @@ def recorded(shown: Shown, group: str) -> bool:
 
 
 def groups_of(run: Run) -> dict[str, tuple[str, ...]]:
-    """The statistics over ``[step, site]`` of every group."""
-    plain = {name: tuple(spec.name for spec in group.statistics if not spec.dims) for name, group in run.groups.items()}
+    """The statistics of every group that can be laid out over ``[step, site]``, with at most one further axis."""
+    plain = {
+        name: tuple(spec.name for spec in group.statistics if not spec.dims or inner_names(spec))
+        for name, group in run.groups.items()
+    }
     return {name: statistics for name, statistics in plain.items() if statistics}
 
 

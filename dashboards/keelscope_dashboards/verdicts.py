@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keelscope.diagnosis.report import diagnose
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,15 +75,16 @@ def verdict_of(report: Report) -> Verdict:
         Its verdict.
     """
     findings = sorted(report.findings, key=lambda finding: -int(finding.severity))
-    return Verdict(report.headline, report.sentence, _figures(report), tuple(_note(finding) for finding in findings))
+    notes = tuple(_note(finding) for finding in findings)
+    return Verdict(report.headline, typeset(report.sentence), _figures(report), notes)
 
 
 def _note(finding: Finding) -> Note:
     return Note(
         finding.rule,
         finding.severity.label,
-        finding.statement,
-        finding.remedy,
+        typeset(finding.statement),
+        typeset(finding.remedy),
         finding.sites[0] if finding.sites else "",
         finding.steps[1] if finding.steps else -1,
     )

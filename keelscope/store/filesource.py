@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from keelscope.errors import NotARunFileError, RunFileError, UsageError
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
-from keelscope.store.names import OBSERVED, STEP, WALL_TIME
+from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file, peeking
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
@@ -74,7 +74,7 @@ class FileSource:
         """
         return self._steps[group].copy()
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
+    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
         """Rows of a statistic or scalar.
 
         Args:
@@ -82,34 +82,37 @@ class FileSource:
             name: statistic or scalar.
             start: first row.
             stop: row after the last.
+            sites: stretch of the site axis of a statistic.
 
         Returns:
             ``[step, ...]``.
         """
-        return self._slice(group, name, start, stop).astype(np.float64, copy=False)
+        return self._slice(group, name, start, stop, sites).astype(np.float64, copy=False)
 
-    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
         """Rows of which sites were seen.
 
         Args:
             group: name of the group.
             start: first row.
             stop: row after the last.
+            sites: stretch of the site axis.
 
         Returns:
             ``[step, site]``.
         """
-        return self._slice(group, OBSERVED, start, stop).astype(np.bool_)
+        return self._slice(group, OBSERVED, start, stop, sites).astype(np.bool_)
 
-    def _slice(self, group: str, name: str, start: int, stop: int) -> NDArray[np.generic]:
+    def _slice(self, group: str, name: str, start: int, stop: int, sites: slice) -> NDArray[np.generic]:
         if not self._handle.file:
             raise UsageError(f"{self._path} was closed; open it again with keelscope.open_run.")
         dataset = self._handle.datasets[group][name]
-        size = (stop - start) * math.prod(dataset.shape[1:]) * dataset.dtype.itemsize
+        wide = len(range(*sites.indices(dataset.shape[1]))) if dataset.ndim > 1 else 1
+        size = (stop - start) * wide * math.prod(dataset.shape[2:]) * dataset.dtype.itemsize
         if size > _MAX_READ:
             raise UsageError(f"{group}/{name}: {size / 2**30:.0f} GB at once is too much; read fewer rows at a time.")
         try:
-            values: NDArray[np.generic] = dataset[start:stop]
+            values: NDArray[np.generic] = dataset[start:stop, sites] if dataset.ndim > 1 else dataset[start:stop]
         except _DAMAGE as error:
             raise NotARunFileError(f"{self._path} is damaged: {group}/{name} cannot be read ({error}).") from error
         return values

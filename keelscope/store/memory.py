@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
 from keelscope.store.layout import row_shape
-from keelscope.store.names import OBSERVED, WALL_TIME
+from keelscope.store.names import ALL, OBSERVED, WALL_TIME
 from keelscope.store.reader import Run
 from keelscope.store.rows import PackedRow, RowPacker
 from keelscope.store.schema import SCALARS, Row, RunLayout
@@ -119,11 +119,12 @@ class _MemorySource:
     def steps(self, group: str) -> NDArray[np.int64]:
         return self._table.steps[group].rows(0, self._sizes[group]).astype(np.int64)
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        return self._table.columns[group, name].rows(start, stop).astype(np.float64)
+    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
+        rows = self._table.columns[group, name].rows(start, stop)
+        return (rows[:, sites] if rows.ndim > 1 else rows).astype(np.float64)
 
-    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
-        return self._table.columns[group, OBSERVED].rows(start, stop).astype(np.bool_)
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+        return self._table.columns[group, OBSERVED].rows(start, stop)[:, sites].astype(np.bool_)
 
     def refresh(self) -> bool:
         sizes = {group: column.size for group, column in self._table.steps.items()}

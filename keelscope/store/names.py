@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from keelscope.errors import UsageError
 
 __all__ = [
+    "ALL",
     "COVERAGE",
     "OBSERVED",
     "RESERVED",
@@ -26,6 +27,8 @@ __all__ = [
     "dataset_names",
 ]
 
+ALL = slice(None)
+"""The whole of an axis."""
 STEP = "step"
 SITE = "site"
 OBSERVED = "observed"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
-from keelscope.store.names import WALL_TIME
+from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
 from keelscope.store.series import Series
 
@@ -44,10 +44,10 @@ class RunSource(Protocol):
     def steps(self, group: str) -> NDArray[np.int64]:
         """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
 
-    def read(self, group: str, name: str, start: int, stop: int) -> NDArray[np.float64]:
-        """Rows ``start:stop`` of a statistic or scalar, ``[step, ...]``."""
+    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
+        """Rows ``start:stop`` of a statistic, of some sites, or of a scalar, ``[step, ...]``."""
 
-    def observed(self, group: str, start: int, stop: int) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
         """Rows ``start:stop`` of which sites were seen, ``[step, site]``."""
 
     def refresh(self) -> bool:
@@ -133,16 +133,17 @@ class Run:
         statistics = [f"{group.name}/{spec.name}" for group in self.groups.values() for spec in group.statistics]
         return [*statistics, *(f"{SCALARS}/{name}" for name in self.scalars)]
 
-    def read(self, key: str, start: int | None = None, stop: int | None = None) -> Series:
+    def read(self, key: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL) -> Series:
         """Some rows of one series.
 
         Args:
             key: ``"group/statistic"`` or ``"scalars/name"``.
             start: first row, counted from the end if negative.
             stop: row after the last.
+            sites: which stretch of the site axis; a few sites of a long run are read without the others.
 
         Returns:
-            The series with those rows only.
+            The series with those rows and sites only.
 
         Raises:
             SeriesNotFoundError: if the run does not hold it; the message names the nearest ones.
@@ -153,9 +154,9 @@ class Run:
         spec = self._statistic(group, name)
         if spec is None:
             raise SeriesNotFoundError(self._not_found(key))
-        values = self._source.read(group, name, first, max(first, last))
-        sites = self.groups[group].sites if group in self.groups else ()
-        return Series(key, values, steps[first:last], sites, spec.unit, spec.doc, spec.dims)
+        values = self._source.read(group, name, first, max(first, last), sites)
+        axis = self.groups[group].sites[sites] if group in self.groups else ()
+        return Series(key, values, steps[first:last], axis, spec.unit, spec.doc, spec.dims)
 
     def get(self, key: str) -> Series | None:
         """One series, or None.
@@ -184,13 +185,16 @@ class Run:
             raise SeriesNotFoundError(self._not_found(group))
         return self._source.steps(group)
 
-    def observed(self, group: str, start: int | None = None, stop: int | None = None) -> NDArray[np.bool_]:
+    def observed(
+        self, group: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
+    ) -> NDArray[np.bool_]:
         """Whether each site was seen on each step, so that a NaN there is a computed one.
 
         Args:
             group: name of a group of statistics.
             start: first row, counted from the end if negative.
             stop: row after the last.
+            sites: which stretch of the site axis.
 
         Returns:
             ``[step, site]``.
@@ -201,7 +205,7 @@ class Run:
         if group not in self.groups:
             raise SeriesNotFoundError(self._not_found(group))
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
-        return self._source.observed(group, first, max(first, last))
+        return self._source.observed(group, first, max(first, last), sites)
 
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.

@@ -234,8 +234,8 @@ def three_runs(runs_folder: Path) -> Iterator[Served]:
 
 
 @contextmanager
-def at_port(app: Any) -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, app.app.server, threaded=True)
+def at_port(app: Any, port: int = 0) -> Iterator[str]:
+    server = make_server("127.0.0.1", port, app.app.server, threaded=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
@@ -268,13 +268,15 @@ def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
     """Opens a page and, at the end, checks that nothing went wrong on it and nothing left this machine."""
     opened, trouble = [], []
 
-    def open_page(query: str = "", *, url: str = site, **profile: Any) -> Any:
+    def noted(text: str, lost: bool) -> None:
+        if not (lost and "ERR_CONNECTION" in text):
+            trouble.append(text)
+
+    def open_page(query: str = "", *, url: str = site, lost: bool = False, **profile: Any) -> Any:
         page = (browser.new_context(**profile) if profile else desk).new_page()
         opened.append(page.context if profile else page)
         page.set_default_timeout(WAIT)
-        page.on(
-            "console", lambda message: trouble.append(message.text) if message.type in {"error", "warning"} else None
-        )
+        page.on("console", lambda message: noted(message.text, lost) if message.type in {"error", "warning"} else None)
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("request", lambda request: trouble.append(request.url) if outside(request.url, url) else None)
         page.goto(url + query)

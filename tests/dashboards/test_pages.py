@@ -17,6 +17,7 @@ from keelscope.store.reader import open_run
 from keelscope_dashboards import pages
 from keelscope_dashboards.asking import Choice, Option, Page, settled
 from keelscope_dashboards.blocks import Axis, Chart, Line
+from keelscope_dashboards.wording import typeset
 
 NAMES = [page.name for page in pages.PAGES if page.build is not None]
 
@@ -122,7 +123,8 @@ def test_a_tile_of_any_series_and_part_is_that_series(kit: ModuleType, recorded:
     [
         ("panel=gradients/nothing", 404),
         ("panel=scalars/loss", 404),
-        ("panel=norms/jacobian_gain_quantile", 404),
+        ("panel=norms/jacobian_gain_quantile", 200),
+        ("panel=norms/jacobian_gain_quantile&part=quantile 10 %25", 200),
         ("panel=norms/jacobian_gain&part=nothing", 404),
         ("panel=gradients/rms&scale=cubic", 400),
         ("panel=gradients/rms&reference=moon", 400),
@@ -177,7 +179,7 @@ def test_diagnostics_hold_every_finding_and_the_coverage(kit: ModuleType, tmp_pa
         report = diagnose(run)
         errors, _ = ask(kit, app, "diagnostics", "broken", least="error")
     shown = next(block for block in blocks if block["kind"] == "findings")["items"]
-    assert sorted(item["statement"] for item in shown) == sorted(found.statement for found in report.findings)
+    assert sorted(item["statement"] for item in shown) == sorted(typeset(one.statement) for one in report.findings)
     assert all(item["remedy"] and dict(item["evidence"])["Rule"] for item in shown)
     assert blocks[0]["items"][0]["headline"] == report.headline
     kept = next(block for block in errors if block["kind"] == "findings")["items"]

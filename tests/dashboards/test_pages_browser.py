@@ -77,9 +77,11 @@ def test_paths_and_gates_draw_the_groups_that_are_there(visit: Callable[..., Any
 
 
 def test_a_missing_group_says_how_to_record_it(visit: Callable[..., Any]) -> None:
-    page = visit("gates?run=post_ln")
-    says(page, "#page .notice", "post_ln does not record gates")
-    says(page, "#page .notice pre", 'probes=["default", "gates"]')
+    page = visit("paths?run=post_ln")
+    says(page, "#page .notice", "post_ln does not record sublayers")
+    says(page, "#page .notice pre", 'probes=["default", "sublayers"]')
+    page.locator("#page-gates").click()
+    says(page, "#page .notice", "post_ln has no gates")
 
 
 def test_one_cursor_for_all_pages_and_the_back_button(visit: Callable[..., Any]) -> None:

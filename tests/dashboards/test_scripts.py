@@ -30,6 +30,8 @@ def run(expression: str, **values: Any) -> Any:
         "globalThis.window = globalThis;\n"
         + (ASSETS / "wire.js").read_text()
         + (ASSETS / "paint.js").read_text()
+        + (ASSETS / "svg.js").read_text()
+        + (ASSETS / "export.js").read_text()
         + f"const ks = window.keelscope, given = {json.dumps(values)};\n"
         + f"process.stdout.write(JSON.stringify({expression}, (_, v) => ArrayBuffer.isView(v) ? [...v] : v));\n"
     )
@@ -270,3 +272,61 @@ def test_what_was_not_observed_zero_and_nan_are_drawn_each_in_its_way() -> None:
         codes=codes,
     )
     assert colours == [[5, 6], [1, 2], [3, 4], [3, 4], [1127]]
+
+
+def test_a_table_as_csv_holds_numbers_and_runs_nothing() -> None:
+    rows = [["=1+1", 0.1, 1e-300], ['a,"b"', 1 / 3, -2]]
+    text = run("ks.csv(['note\\nmore', ''], ['name', 'x', 'y'], given.rows)", rows=rows)
+    assert text.splitlines() == [
+        "# note more",
+        "name,x,y",
+        "'=1+1,0.1,1e-300",
+        '"a,""b""",0.333333333,-2',
+    ]
+    assert run("ks.csv([], ['x'], [[NaN], [Infinity], [-Infinity]])") == "x\nnan\ninf\n-inf\n"
+
+
+def test_lines_are_saved_as_values_not_as_logarithms() -> None:
+    lines = "[{ label: 'a', x: [1, 2], y: [-Infinity, 2] }, { label: 'b', x: [1], y: [0], low: [-1], high: [1] }]"
+    table = run(f"ks.lineRows({lines}, true)")
+    assert table["head"] == ["line", "x", "value", "low", "high"]
+    assert table["rows"] == [["a", 1, 0, None, None], ["a", 2, 100, None, None], ["b", 1, 1, 0.1, 10]]
+
+
+def test_marks_on_a_canvas_become_elements() -> None:
+    drawn = run(
+        "(() => { const c = new ks.SvgContext(); c.beginPath(); c.setLineDash([6, 4]);"
+        " ks.paintLine(c, [0, 1, 2, 3], [0, 5, NaN, 5], { colour: '#123456', width: 2, alpha: 0.5, dash: [6, 4] });"
+        " c.font = '11px x'; c.fillText('<b>&', 1, 2); return String(c); })()"
+    )
+    assert drawn.startswith('<path d="M0 0L1 5M3 5" fill="none" stroke="#123456" stroke-width="2"')
+    assert 'stroke-dasharray="6 4" opacity="0.5"/>' in drawn
+    assert "&#60;b&#62;&#38;</text>" in drawn
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (0, 12000, ["0", "5,000", "10,000"]),
+        (-0.2, 0.2, ["\N{MINUS SIGN}0.2", "\N{MINUS SIGN}0.1", "0", "0.1", "0.2"]),
+        (47.9, 48.1, ["47.90", "47.95", "48.00", "48.05", "48.10"]),
+        (0, 5e7, ["0", "2\N{MULTIPLICATION SIGN}10<sup>7</sup>", "4\N{MULTIPLICATION SIGN}10<sup>7</sup>"]),
+    ],
+)
+def test_ticks_of_a_linear_axis_are_round_numbers(low: float, high: float, text: list[str]) -> None:
+    assert run("ks.plainTicks([given.low, given.high], 4)", low=low, high=high)["text"] == text
+
+
+def test_depths_that_are_all_odd_still_have_ticks() -> None:
+    tile = {"layers": 24, "depth": "sub-layer", "depths": list(range(1, 49, 2))}
+    assert run("ks.layerTicks(0.5, 24.5, 8, given.tile)", tile=tile)["text"] == ["1", "7", "15", "23", "31", "39", "47"]
+    offset = {"layers": 46, "depth": "sub-layer", "depths": list(range(3, 49))}
+    assert run("ks.layerTicks(0.5, 46.5, 8, given.tile)", tile=offset)["text"] == [
+        "3",
+        "8",
+        "16",
+        "24",
+        "32",
+        "40",
+        "48",
+    ]

@@ -123,6 +123,15 @@ def test_a_group_that_is_not_there(run):
         run.observed("gradient")
 
 
+@pytest.mark.parametrize("sites", [slice(1, 2), slice(0, 1), slice(None)])
+def test_a_stretch_of_sites_is_read_as_from_the_whole(run, sites):
+    for key in ("gradients/rms", "gradients/quantiles"):
+        part, whole = run.read(key, 2, 7, sites=sites), run.read(key, 2, 7)
+        assert np.array_equal(part.values, whole.values[:, sites], equal_nan=True)
+        assert part.sites == whole.sites[sites]
+    assert np.array_equal(run.observed("gradients", sites=sites), run.observed("gradients")[:, sites])
+
+
 def test_values_that_were_read_stay_valid_after_close(run):
     series = run["gradients/norm"]
     before = series.values.copy()

@@ -26,54 +26,78 @@
   const SEVERITIES = { error: ["bad", "alert", "Problem"], warning: ["warn", "alert", "Warning"], info: ["idle", "dot", "Note"] };
 
   function panel(block, head, ...body) {
-    const title = el("h2", { title: block.doc || null }, block.title);
-    return el("section", { class: `panel block ${block.kind} ${block.size}`, "aria-label": block.title }, el("div", { class: "panel-head" }, title, ...head), ...body);
+    const title = el("h2", { title: block.doc || null }, block.title), more = SAVED.has(block.kind) ? ks.moreButton(block.title) : "";
+    return el("section", { class: `panel block ${block.kind} ${block.size}`, role: "group", "aria-label": block.title }, el("div", { class: "panel-head" }, title, ...head, more), ...body);
   }
 
   const place = (where, extra) => ({
     "data-run": where.run, "data-site": where.site, "data-step": where.step, "data-depth": where.depth, "data-page": null, "data-to": where.page, ...extra,
   });
 
-  // Each maker gives { element, ready(view), update(block, keep), cross(), draw(), close() }; all but the element may be missing.
+  // A chart in its panel. Its frame is made when it comes near the window and given up when it is far, so that a page of
+  // fifty charts is no heavier than one of ten; `mount` makes it whatever its place.
+  function charted(element, body, make, told) {
+    let chart = null, block = null, view = null, watch = null;
+    const drop = () => { if (chart) { chart.close(); chart = null; body.replaceChildren(); } };
+    return {
+      element,
+      ready(given, first) {
+        view = given;
+        block = first;
+        watch = new IntersectionObserver(([entry]) => (entry.isIntersecting ? this.mount() : drop()), { rootMargin: NEAR });
+        watch.observe(body);
+        told(block, null);
+      },
+      mount() {
+        if (chart || !view) return;
+        chart = make(view, body, block);
+        chart.update(block);
+        this.cross();
+      },
+      update(now, keep) { block = now; told(block, chart); if (chart) chart.update(now, keep); this.cross(); },
+      cross() { if (chart) chart.cross(); told(block, chart); },
+      draw() { if (chart) chart.draw(); },
+      close() { if (watch) watch.disconnect(); drop(); },
+      chart() { return chart; },
+    };
+  }
+  const NEAR = "400px 0px";
+  const SAVED = new Set(["chart", "heat", "table", "findings"]);
+
+  // Each maker gives { element, ready(view), update(block, keep), cross(), draw(), close(), part(view) }; all but the element may be missing.
   ks.BLOCKS = {
     chart(block) {
       const body = el("div", { class: "chart", role: "img", tabindex: "0", "aria-label": `${block.title}. ${block.note || block.doc}` });
       const legend = el("div", { class: "keys" }), note = el("p", { class: "quiet note" });
       const element = panel(block, block.size === "small" ? [el("span", { class: "reading" })] : [legend], block.note ? note : "", body);
-      let chart = null;
+      let last = null;
       const words = (now) => {
+        if (now === last) return;
+        last = now;
+        const empty = !now.lines.some((line) => line.y.some((y) => !Number.isNaN(y)));
         note.textContent = now.note;
         legend.replaceChildren(...(now.lines.length > 14 ? [] : now.lines).map(key));
-        element.classList.toggle("void", !now.lines.length);
-        body.dataset.void = now.lines.length ? "" : "Nothing is recorded here.";
+        element.classList.toggle("void", empty);
+        body.dataset.void = empty ? "Nothing is recorded here." : "";
       };
-      return {
-        element,
-        ready(view) { words(block); chart = new ks.LineChart(view, body, block); chart.update(block); this.cross(); },
-        update(now, keep) { words(now); chart.update(now, keep); this.cross(); },
-        cross() {
-          chart.cross();
-          const reading = element.querySelector(".reading");
-          if (reading) reading.textContent = valueAt(chart);
-        },
-        draw() { chart.draw(); },
-        close() { chart.close(); },
-      };
+      const made = charted(element, body, (view, box, now) => new ks.LineChart(view, box, now), (now, chart) => {
+        words(now);
+        const reading = element.querySelector(".reading");
+        if (reading && chart) reading.textContent = valueAt(chart);
+      });
+      return { ...made, ready(view) { made.ready.call(this, view, block); }, part(view) { this.mount(); return ks.linePart(view, this.chart()); } };
     },
 
     heat(block) {
       const body = el("div", { class: "chart", role: "img", tabindex: "0", "aria-label": `Heatmap of ${block.series} over steps, ${block.title}` });
       const legend = el("div", { class: "legend" });
       const chip = el("span", { class: "chip mono" }, block.series), element = panel(block, [chip, legend], body);
-      let chart = null;
+      const made = charted(element, body, (view, box, now) => new ks.HeatChart(view, box, now, legend), (now) => { chip.textContent = now.series; });
       return {
-        element,
-        ready(view) { chart = new ks.HeatChart(view, body, block, legend); chart.update(block); },
-        update(now) { chip.textContent = now.series; chart.update(now); },
-        cross() { chart.cross(); },
-        draw() { chart.draw(); },
-        close() { chart.close(); },
-        heat() { return chart; },
+        ...made,
+        ready(view) { made.ready.call(this, view, block); },
+        heat() { return this.chart(); },
+        part(view) { this.mount(); return ks.heatPart(view, this.chart()); },
       };
     },
 
@@ -87,7 +111,7 @@
       })));
       const table = el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
       const body = rows.length ? el("div", { class: "table-box", tabindex: "0", role: "region", "aria-label": block.title }, table) : el("p", { class: "quiet note" }, "Nothing.");
-      return { element: panel(block, [el("span", { class: "quiet" }, block.note)], body) };
+      return { element: panel(block, [el("span", { class: "quiet" }, block.note)], body), part: () => ks.tablePart(block) };
     },
 
     facts(block) {
@@ -115,7 +139,7 @@
         return el("li", {}, el("span", { class: `badge ${tone}` }, icon(symbol)), el("div", {}, what, el("p", {}, item.statement), remedy, evidence), show);
       });
       const body = items.length ? el("ul", { class: "findings full" }, ...items) : el("p", { class: "quiet note" }, block.note);
-      return { element: panel(block, [el("span", { class: "quiet" }, items.length ? block.note : "")], body) };
+      return { element: panel(block, [el("span", { class: "quiet" }, items.length ? block.note : "")], body), part: () => ks.findingsPart(block) };
     },
 
     heading(block) {
@@ -123,7 +147,7 @@
     },
 
     notice(block) {
-      const code = block.code ? el("pre", { class: "mono" }, block.code) : "";
+      const code = block.code ? el("pre", { class: "mono", tabindex: "0" }, block.code) : "";
       return { element: el("section", { class: "panel block wide notice" }, el("h2", {}, block.title), el("p", {}, block.sentence), code) };
     },
   };

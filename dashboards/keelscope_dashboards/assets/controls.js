@@ -115,8 +115,8 @@
     document.addEventListener("pointerdown", (event) => { if (!event.target.closest("#cards, #run-list")) held = null; });
   }
 
-  const drag = (ks.drag = function (chart, move) {
-    const { box } = chart;
+  const drag = (ks.drag = function (chart, move, signal) {
+    const { box } = chart, until = { signal };
     box.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       const at = chart.at(event, false);
@@ -124,9 +124,9 @@
       box.setPointerCapture(event.pointerId);
       box.dataset.dragging = "true";
       move(at);
-    });
-    box.addEventListener("pointermove", (event) => { if (box.dataset.dragging) move(chart.at(event, true)); });
-    for (const end of ["pointerup", "pointercancel"]) box.addEventListener(end, () => { delete box.dataset.dragging; });
+    }, until);
+    box.addEventListener("pointermove", (event) => { if (box.dataset.dragging) move(chart.at(event, true)); }, until);
+    for (const end of ["pointerup", "pointercancel"]) box.addEventListener(end, () => { delete box.dataset.dragging; }, until);
   });
 
   // Ctrl or Cmd with the wheel (and a pinch) zooms about the pointer; the plain wheel scrolls the page.
@@ -195,6 +195,7 @@
 
   function click(view, event) {
     const hit = (selector) => event.target.closest && event.target.closest(selector);
+    if (!hit(".more, .menu")) ks.shutMenu(false);
     const eye = hit("[data-show]"), finding = hit(".show"), run = hit("[data-run]"), link = hit("a.page-link");
     if (link && !event.ctrlKey && !event.metaKey && !event.shiftKey) {
       event.preventDefault();
@@ -208,6 +209,8 @@
     else if (hit("#menu")) menu(!document.body.classList.contains("menu-open"));
     else if (hit("#follow, .follow")) view.moveTo({ follow: true });
     else if (hit("#reset")) view.zoom(null, null);
+    else if (hit(".more")) ks.openMenu(view, hit(".more"));
+    else if (hit("#save")) ks.savePage(view);
     else if (hit("#copy")) copyLink(view, hit("#copy"));
     else if (hit("#help")) $("keys").showModal();
     else if (hit("#close-keys")) { event.preventDefault(); $("keys").close(); }
@@ -313,7 +316,7 @@
     }
     const step = view.step(), bin = ks.binAt(tile, step), exact = view.exact("profile", run);
     const level = exact ? exact.levels[view.layer - 1] : ks.levelAt(tile, bin, view.layer - 1);
-    set("pooled", tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
+    set("pooled", tile.behind ? `reading, ${ks.count(tile.behind)} recorded steps to go` : tile.rows > 1 ? `farthest of every ${ks.count(tile.rows)} recorded steps` : "");
     set("profile-step", `at step ${ks.count(step)}`);
     const path = tile.labels[view.layer - 1], depth = ks.depthText(tile, view.layer);
     set("history-layer", path ? `${depth} · ${path}` : depth);

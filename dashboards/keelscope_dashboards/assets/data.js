@@ -5,6 +5,9 @@
   const POLL = 1000, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
   const MAX_TILES = 32;
 
+  // Asked for while the page is still being put together.
+  let early = fetch("api/v1/state", { cache: "no-store" }).catch(() => null);
+
   ks.Data = class {
     constructor(onState, onTile, onLost) {
       this.onState = onState;
@@ -28,7 +31,9 @@
       this.polling = true;
       try {
         const headers = this.etag ? { "If-None-Match": this.etag } : {};
-        const answer = await fetch("api/v1/state", { headers, cache: "no-store" });
+        const first = await early;
+        early = null;
+        const answer = first || await fetch("api/v1/state", { headers, cache: "no-store" });
         if (answer.ok) {
           this.etag = answer.headers.get("ETag") || "";
           this.state = await answer.json();
@@ -62,6 +67,7 @@
         }
         this.keep(key, tile);
         this.onTile(run, panel);
+        if (tile.behind) setTimeout(() => this.want(run, panel, revision), 0); // a long run comes in parts
       } catch (error) {
         if (!(error instanceof ks.Refused)) this.onLost(this.lost + 1);
       } finally {
@@ -94,6 +100,12 @@
         this.exact.set(key, await this.binary(`runs/${run}/${kind}?panel=${panel}&${query}`));
       }
       return this.exact.get(key);
+    }
+
+    async text(path) {
+      const answer = await fetch(`api/v1/${path}`);
+      if (!answer.ok) throw new ks.Refused(`${path}: ${answer.status}`);
+      return answer.text();
     }
 
     async binary(path) {

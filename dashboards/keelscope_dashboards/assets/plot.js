@@ -15,13 +15,15 @@
       this.chart = new ks.Chart(body, this.frame(), () => this.draw());
       this.tip = this.chart.add("div", "tip");
       this.tip.hidden = true;
-      ks.drag(this.chart, (at) => this.move(at));
-      body.addEventListener("pointerleave", () => { this.tip.hidden = true; });
+      this.gone = new AbortController();
+      const { signal } = this.gone;
+      ks.drag(this.chart, (at) => this.move(at), signal);
+      body.addEventListener("pointerleave", () => { this.tip.hidden = true; }, { signal });
       body.addEventListener("pointermove", (event) => {
         const at = event.pointerType === "touch" ? null : this.chart.at(event, false), lines = at ? this.told(at) : [];
         this.tip.hidden = !lines.length;
         if (lines.length) ks.showTip(this.chart, this.tip, at, lines);
-      });
+      }, { signal });
     }
 
     frame() {
@@ -31,7 +33,10 @@
       return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks, exponentformat: "power" } };
     }
 
-    close() { this.chart.close(); }
+    close() {
+      this.gone.abort();
+      this.chart.close();
+    }
   }
 
   ks.LineChart = class extends Canvas {
@@ -59,8 +64,9 @@
 
     draw() {
       const { chart, block } = this, [x, y] = this.ranges();
-      const ticks = block.y.log ? ks.logTicks(y, Math.max(3, chart.height / 42)) : undefined;
-      chart.axes(this.frame(), { range: x }, { range: y, ticks });
+      const most = Math.max(5, chart.height / 42);
+      const ticks = block.y.log ? ks.logTicks(y, Math.max(3, chart.height / 42)) : ks.plainTicks(y, most);
+      chart.axes(this.frame(), { range: x, ticks: x[1] > 9999 ? ks.plainTicks(x, chart.width / 90) : undefined }, { range: y, ticks });
       const context = chart.clear();
       this.drawSpans(context);
       this.drawLevels(context);
@@ -177,8 +183,8 @@
       super(view, body, block);
       this.legend = legend;
       this.zoomX = this.zoomY = null;
-      body.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-      body.addEventListener("dblclick", () => { this.zoomX = this.zoomY = null; this.draw(); });
+      body.addEventListener("wheel", (event) => this.wheel(event), { passive: false, signal: this.gone.signal });
+      body.addEventListener("dblclick", () => { this.zoomX = this.zoomY = null; this.draw(); }, { signal: this.gone.signal });
     }
 
     frame() {
@@ -216,7 +222,7 @@
       }
       const run = this.view.run(this.block.run);
       const x = this.zoomX || this.view.scene.extent(run, tile), y = this.zoomY || [0.5, tile.layers + 0.5];
-      chart.axes(this.frame(), { range: x }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
+      chart.axes(this.frame(), { range: x, ticks: x[1] > 9999 ? ks.plainTicks(x, chart.width / 90) : undefined }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
       const context = chart.clear(), image = context.createImageData(chart.canvas.width, chart.canvas.height);
       const look = this.look(tile);
       ks.paintCells(image, tile, { x0: x[0], x1: x[1], y0: y[0], y1: y[1] }, look);
@@ -242,19 +248,27 @@
     // The range of the values: of all heatmaps of the page that show the same, so that they can be compared.
     range(tile) {
       const tiles = this.view.pages.heats(this.panel()).map((chart) => chart.tile()).filter((one) => one && one.bins);
-      return ks.extent((tiles.length ? tiles : [tile]).map((one) => ks.spread(one, 0.005, 0.995) || [])) || [0, 1];
+      return ks.extent((tiles.length ? tiles : [tile]).map((one) => ks.spread(one, 0.025, 0.975) || [])) || [0, 1];
     }
 
     drawLegend(look, tile) {
       const ticks = look.kind === "diverging"
         ? [-1, -3 / 16, -1 / 16, 0, 1 / 16, 3 / 16, 1].map((share) => [50 * (1 + ks.symlog(share * look.limit, look.limit)), short(share * look.limit)])
-        : [0, 0.5, 1].map((share) => [100 * share, this.tick(look.low + share * (look.high - look.low))]);
+        : [0, 0.5, 1].map((share) => [100 * share, this.tick(look.low + share * (look.high - look.low), share, look, tile)]);
       const words = { output: "decades vs output side", input: "decades vs input side", median: "decades vs depth median", none: look.kind === "diverging" ? "decades about 1" : "" };
       const pooled = tile.rows > 1 ? ` · farthest of every ${ks.count(tile.rows)} recorded steps` : "";
-      ks.drawScale(this.legend, `${words[this.block.reference] || ""}${pooled}`, look.colours, ticks);
+      const title = `${words[this.block.reference] || ""}${pooled}`;
+      ks.drawScale(this.legend, title, look.colours, ticks);
+      this.legend.scale = { title, colours: look.colours, ticks };
     }
 
-    tick(value) { return this.block.scale === "linear" ? (value === 0 ? "0" : ks.plain(value)) : ks.value(value); }
+    // The ends of the scale say so where some cells lie beyond them.
+    tick(value, share, look, tile) {
+      const text = this.block.scale === "linear" ? (value === 0 ? "0" : ks.plain(value)) : ks.value(value);
+      const [low, high] = look.kind === "ramp" ? ks.spread(tile, 0, 1) || [value, value] : [value, value];
+      const room = (look.high - look.low) * 1e-6;
+      return share === 0 && low < look.low - room ? `≤ ${text}` : share === 1 && high > look.high + room ? `≥ ${text}` : text;
+    }
 
     cross() {
       const tile = this.tile();

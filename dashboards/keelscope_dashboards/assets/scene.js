@@ -52,9 +52,10 @@
       const layers = ks.layerTicks(y[0], y[1], Math.max(2, this.heatmap.height / 38), tile);
       const levels = this.levelRange();
       this.frames.heatmap.yaxis.title.text = `${tile.depth} (${ks.depthOf(tile, 1)} = input)`;
-      this.heatmap.axes(this.frames.heatmap, { range: x }, { range: y, ticks: layers });
+      const steps = x[1] > 9999 ? ks.plainTicks(x, this.heatmap.width / 90) : undefined;
+      this.heatmap.axes(this.frames.heatmap, { range: x, ticks: steps }, { range: y, ticks: layers });
       this.profile.axes(this.frames.profile, { range: levels, ticks: ks.powerTicks(levels, this.profile.width / 60) }, { range: y, ticks: layers });
-      this.history.axes(this.frames.history, { range: x }, { range: levels, ticks: ks.powerTicks(levels, this.history.height / 24) });
+      this.history.axes(this.frames.history, { range: x, ticks: steps }, { range: levels, ticks: ks.powerTicks(levels, this.history.height / 24) });
       this.drawCells(tile);
       this.drawCursor();
     }
@@ -100,7 +101,7 @@
     // First and last step of a run; one that is being written gets room for what is to come.
     extent(run, tile) {
       const end = tile.edges[tile.bins];
-      if (run.status !== "live") return [tile.edges[0], end];
+      if (run.status !== "live") return [tile.edges[0], tile.behind ? Math.max(end, run.head) : end];
       return [tile.edges[0], Math.max(end, run.planned > run.head ? run.planned : ks.roomFor(end))];
     }
 
@@ -139,7 +140,7 @@
 
     noteAfter(chart, left) {
       const run = this.view.run(this.view.focus);
-      chart.say([run.status === "live" ? "not yet trained" : "not recorded"]);
+      chart.say([this.view.tile().behind ? "reading" : run.status === "live" ? "not yet trained" : "not recorded"]);
       chart.notes.firstChild.style.marginLeft = `${left + 10}px`;
     }
 
@@ -258,16 +259,37 @@
     }
 
     drawLegend(panel) {
+      const ticks = this.legendTicks();
       const against = { output: "decades vs output side", input: "decades vs input side", median: "decades vs depth median" };
       document.getElementById("legend-title").textContent = against[panel.reference];
       const stops = Array.from({ length: 33 }, (_, i) => ks.css(this.colours[Math.round((i / 32) * (this.colours.length - 1))]));
       document.getElementById("legend-bar").style.background = `linear-gradient(90deg, ${stops.join(",")})`;
-      document.getElementById("legend-ticks").replaceChildren(...this.settings.ticks.map((tick) => {
+      document.getElementById("legend-ticks").replaceChildren(...ticks.map(([left, text]) => {
         const element = document.createElement("span");
-        element.textContent = tick > 0 ? `+${tick}` : String(tick).replace("-", "−");
-        element.style.left = `${50 * (1 + ks.symlog(tick, this.settings.limit))}%`;
+        element.textContent = text;
+        element.style.left = `${left}%`;
         return element;
       }));
+    }
+
+    // Where each tick of the colour scale lies, in percent, and what it says.
+    legendTicks() {
+      return this.settings.ticks.map((tick) => [50 * (1 + ks.symlog(tick, this.settings.limit)), tick > 0 ? `+${tick}` : String(tick).replace("-", "−")]);
+    }
+
+    // A run in the profile and in the history, as they are drawn.
+    profileLine(run) {
+      const tile = this.view.data.tile(run.id, this.view.panel);
+      if (!tile || !tile.bins) return {};
+      return { x: Array.from({ length: tile.layers }, (_, i) => ks.depthOf(tile, i + 1)), y: this.profileOf(run, tile) };
+    }
+
+    historyLine(run) {
+      const { view } = this, tile = view.data.tile(run.id, view.panel), band = view.exact("history", run);
+      if (!tile || !tile.bins) return {};
+      if (band) return { x: band.first, y: band.low.map((low, i) => (low + band.high[i]) / 2), low: band.low, high: band.high };
+      const layer = view.layerOf(tile, view.tile());
+      return { x: tile.last, y: Float64Array.from({ length: tile.bins }, (_, bin) => ks.levelAt(tile, bin, layer)) };
     }
   };
 

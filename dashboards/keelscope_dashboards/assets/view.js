@@ -28,6 +28,7 @@
       ks.listen(this);
       this.scene.drawLegend(this.panelOf());
       this.data.start();
+      if (this.pages.page.name === "overview") this.scene.mount();
     }
 
     // --- what is on show
@@ -58,6 +59,7 @@
       const tile = this.tile();
       if (!tile || !tile.bins) return step;
       const bin = ks.binAt(tile, step);
+      if (tile.behind && step > tile.last[tile.bins - 1]) return Math.round(step); // not read yet
       return Math.min(tile.last[bin], Math.max(tile.first[bin], Math.round(step)));
     }
 
@@ -227,6 +229,13 @@
       }
       this.layer = Math.min(tile.layers, Math.max(1, this.layer));
       if (this.at !== null) this.at = this.snapped(this.at);
+    }
+
+    warn(sentence) {
+      const banner = $("banner");
+      banner.hidden = false;
+      banner.textContent = sentence;
+      setTimeout(() => { if (banner.textContent === sentence) banner.hidden = true; }, 6000);
     }
 
     onLost(times) {

@@ -29,7 +29,7 @@
   ks.tileOf = function (header, arrays, old) {
     const tile = {
       bins: header.bins, layers: header.layers, rows: header.rows, unit: header.unit,
-      scale: header.scale, reference: header.reference, depth: header.depth, revision: header.revision, generation: header.generation,
+      scale: header.scale, reference: header.reference, depth: header.depth, behind: header.behind || 0, revision: header.behind ? -1 : header.revision, generation: header.generation,
       labels: (old || header).labels || [], depths: (old || header).depths || [],
       first: arrays.first, last: arrays.last, level: arrays.reference, codes: arrays.codes,
     };
@@ -216,16 +216,37 @@
   };
   ks.depthText = (tile, layer) => `${tile.depth} ${ks.count(ks.depthOf(tile, layer))}`;
 
-  // Layer ticks: 1 and multiples of a power of two, as depths are; each says its depth.
+  // Layer ticks: the first layer and those whose depth is a multiple of a power of two, or every so many layers where
+  // few depths are; each says its depth.
   ks.layerTicks = function (low, high, most, tile) {
-    let stride = 1;
-    while ((high - low) / stride > most) stride *= 2;
+    const first = Math.max(1, Math.ceil(low)), last = Math.min(tile.layers, Math.floor(high));
+    const depth = (layer) => ks.depthOf(tile, layer), counted = (place) => {
+      let stride = 1;
+      while ((place(last) - place(first)) / stride > most) stride *= 2;
+      const fits = (layer) => place(layer) % stride === 0 && !(low <= 1 && place(layer) - place(first) < stride * 0.5);
+      const values = [];
+      for (let layer = first; layer <= last; layer++) {
+        if (layer === 1 || (place(layer) !== place(layer - 1) && fits(layer))) values.push(layer);
+      }
+      return values;
+    };
+    const round = counted(depth), values = round.length > Math.min(2, last - first) ? round : counted((layer) => layer);
+    return { values, text: values.map((layer) => ks.count(depth(layer))) };
+  };
+
+  // Ticks for a linear axis: round numbers, with all their digits where those are few.
+  ks.plainTicks = function (range, most) {
+    const raw = (range[1] - range[0]) / Math.max(1, most), unit = 10 ** Math.floor(Math.log10(raw));
+    const stride = [1, 2, 5, 10].map((k) => k * unit).find((k) => k >= raw * (1 - 1e-9));
     const values = [];
-    if (low <= 1) values.push(1);
-    for (let t = Math.ceil(Math.max(low, 1) / stride) * stride; t <= high; t += stride) {
-      if (t !== 1 && !(low <= 1 && t - 1 < stride * 0.5)) values.push(t);
-    }
-    return { values, text: values.map((t) => ks.count(ks.depthOf(tile, t))) };
+    for (let k = Math.ceil(range[0] / stride - 1e-9); k * stride <= range[1] + stride * 1e-9; k++) values.push(k * stride);
+    const far = Math.max(Math.abs(range[0]), Math.abs(range[1])), digits = Math.max(0, -Math.floor(Math.log10(stride) + 1e-9));
+    const text = (value) => {
+      if (Math.abs(value) < stride / 2) return "0";
+      const size = far >= 1e7 || stride < 1e-4 ? tickText(Math.abs(value)) : Math.abs(value).toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+      return value < 0 ? `−${size}` : size;
+    };
+    return { values, text: values.map(text) };
   };
 
   // The next round number from `value` up, so that a growing axis moves seldom.

@@ -12,6 +12,7 @@ from keelscope.formatting import decades
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Axis, Chart, Line, Table
 from keelscope_dashboards.pages.diagnostics import verdict_block
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,11 +85,12 @@ def _totals(runs: Sequence[Shown]) -> Table:
     rows += [("Decided by", *(_decided(report.verdict.decided_by, titles) for report in reports))]
     for key, title in titles.items():
         cells = [report.profiles[key].shape.total if key in report.profiles else np.nan for report in reports]
-        rows.append((f"Decades lost, {title}", *(decades(None if np.isnan(cell) else float(cell)) for cell in cells)))
+        said = (typeset(decades(None if np.isnan(cell) else float(cell))) for cell in cells)
+        rows.append((f"Decades lost, {title}", *said))
     rows.append(
         ("Findings", *(", ".join(_rule(found.rule) for found in report.findings) or "none" for report in reports))
     )
-    return Table("Verdicts side by side", ("", *(shown.name for shown in runs)), tuple(rows))
+    return Table("Verdicts side by side", ("Verdict", *(shown.name for shown in runs)), tuple(rows))
 
 
 def _rule(name: str) -> str:

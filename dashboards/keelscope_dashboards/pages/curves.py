@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["PAGE"]
 
 CLOCKS = {"step": ("Steps", "step"), "tokens": ("Tokens", "tokens"), "wall_time": ("Wall time", "seconds")}
+UNITS = {"wall_time": "seconds", "watch_ms": "milliseconds"}
 PLAIN = {"lr", *CLOCKS}  # scalars whose shape is read on a linear axis
 
 
@@ -54,7 +55,7 @@ def _chart(ask: Ask, name: str) -> Chart:
     log = fits if chosen == "auto" else chosen == "log"
     lines = tuple(_line(ask, shown, *column, log=log) for shown, column in found)
     axis = Axis(CLOCKS[ask.one("over")][1], "step", clock=_clock(ask, ask.focus))
-    return Chart(name, axis, Axis(log=log), lines, size="wide" if name == "loss" else "medium")
+    return Chart(name, axis, Axis(UNITS.get(name, ""), log=log), lines, size="wide" if name == "loss" else "medium")
 
 
 def _line(

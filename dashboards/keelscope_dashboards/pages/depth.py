@@ -11,6 +11,7 @@ from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chose
 from keelscope_dashboards.bands import SharedDepth, bands_of, shared_depth
 from keelscope_dashboards.blocks import Axis, Chart, Dash, Level, Line
 from keelscope_dashboards.rows import has, plain_series, profile_at
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +92,7 @@ def _note(ask: Ask, key: str) -> str:
     for shown in ask.runs:
         profile = None if shown.report is None else shown.report.profiles.get(key)
         if profile is not None and np.isfinite(profile.shape.total):
-            said.append(f"{shown.name} {decades(profile.shape.total)}")
+            said.append(f"{shown.name} {typeset(decades(profile.shape.total))}")
     return f"Decades lost from output to input: {', '.join(said)}." if said else ""
 
 

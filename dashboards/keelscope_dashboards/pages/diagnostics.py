@@ -11,6 +11,7 @@ from keelscope.diagnosis.finding import name_sites
 from keelscope.formatting import count, decades, number
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Facts, Finding, Findings, Place, Table, Verdict, Verdicts
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,8 +86,8 @@ def _finding(shown: Shown, found: Found) -> Finding:
         found.severity.label,
         shown.name,
         shown.slot,
-        found.statement,
-        found.remedy,
+        typeset(found.statement),
+        typeset(found.remedy),
         _evidence(found),
         place,
     )
@@ -96,9 +97,9 @@ def _evidence(found: Found) -> tuple[tuple[str, str], ...]:
     """The numbers behind a finding."""
     pairs = [("Rule", found.rule)]
     if np.isfinite(found.value):
-        pairs.append(("Measured", number(found.value)))
+        pairs.append(("Measured", typeset(number(found.value))))
     if np.isfinite(found.threshold):
-        pairs.append(("Limit", number(found.threshold)))
+        pairs.append(("Limit", typeset(number(found.threshold))))
     if found.steps is not None:
         first, last = found.steps
         pairs.append(("Steps", f"{first:,}" if first == last else f"{first:,} to {last:,}"))
@@ -114,11 +115,11 @@ def _notes(shown: Shown) -> tuple[tuple[str, str], ...]:
     profiles = [
         (
             f"S of the {profile.title}",
-            f"{decades(profile.shape.total)} decades{'' if profile.counted else ', not counted'}",
+            f"{typeset(decades(profile.shape.total))} decades{'' if profile.counted else ', not counted'}",
         )
         for profile in report.profiles.values()
     ]
-    return (*profiles, *(("", note) for note in report.notes))
+    return (*profiles, *(("", typeset(note)) for note in report.notes))
 
 
 def _coverage(runs: Sequence[Shown]) -> Block:

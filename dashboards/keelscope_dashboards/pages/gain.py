@@ -69,7 +69,10 @@ def _heat(ask: Ask) -> Heat:
     axis, chosen = ask.focus.source.axis(series_panel(GAIN)), ask.one("norms")
     kept = {label.rpartition(".")[2] for label, place in _placed(ask.focus, axis) if chosen in {place, "all"}}
     part = kept.pop() if len(kept) == 1 and chosen != "all" and parts_of(axis) else ""
-    return Heat(f"Gain over steps, {ask.focus.name}", ask.focus.id, GAIN, diverging=False, part=part, size="wide")
+    with ask.focus.source.reading() as run:
+        weighted = any(weight != 1 for weight in shortcut_weights(run.info.sublayers).values())
+    title = f"Gain over steps{', without the weight a' if weighted else ''}, {ask.focus.name}"
+    return Heat(title, ask.focus.id, GAIN, diverging=False, part=part, size="wide")
 
 
 def _placed(shown: Shown, axis: LayerAxis) -> list[tuple[str, str]]:

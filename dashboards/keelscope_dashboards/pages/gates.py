@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, missing
-from keelscope_dashboards.blocks import Axis, Chart, Heat, Level, Line, Place, Table
+from keelscope_dashboards.blocks import Axis, Chart, Heading, Heat, Level, Line, Notice, Place, Table
 from keelscope_dashboards.rows import profile_at, recorded
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,19 +37,41 @@ def _build(ask: Ask) -> Sequence[Block]:
     if not runs:
         return absent[:1]
     linear = ask.one("scale") == "linear"
-    heats = [_heat(shown, linear=linear) for shown in runs[:1]]
     charts = [_values(ask, runs, linear=linear), _saturated(ask, runs), _gradient(ask, runs)]
-    return [*charts, *heats, _table(ask, runs[0]), *absent]
+    drawn = [chart for chart in charts if any(np.isfinite(line.y).any() for line in chart.lines)]
+    constant = [shown.name for shown in runs if _is_constant(shown)]
+    said = [Heading("Constant weights", _constants(constant))] if constant else []
+    heats = [_heat(shown, linear=linear) for shown in runs[:1] if shown.name not in constant]
+    if len(drawn) + len(heats) == 1:
+        drawn = [replace(chart, size="wide") for chart in drawn]
+    return [*said, *drawn, *heats, _table(ask, runs[0]), *absent]
+
+
+def _is_constant(shown: Shown) -> bool:
+    """Whether all weights of a run are numbers of the code, which nothing trains."""
+    with shown.source.reading() as run:
+        return all(site.kind == "constant" for site in run.groups["gates"].sites)
+
+
+def _constants(names: Sequence[str]) -> str:
+    return f"{', '.join(names)}: numbers of the code, never trained, so there is no gradient and nothing to saturate."
 
 
 def _absent(shown: Shown) -> Block:
     with shown.source.reading() as run:
         known = "gates" in run.groups
+    if known or _by_default(shown):
+        why = "There is no weight other than 1 on a shortcut or a branch, as in plain Pre-LN and Post-LN."
+        return Notice(f"{shown.name} has no gates", why)
     notice = missing(shown.name, "gates")
-    if known:
-        return type(notice)("No gate was found", f"{shown.name} has no gate and no residual weight.")
-    why = "Plain Pre-LN and Post-LN have no gates. If this model has some, record them with the probe of that name:"
-    return type(notice)(notice.title, why, notice.code)
+    why = "The default probes record gates; this run was recorded with others. To record them:"
+    return Notice(notice.title, why, notice.code)
+
+
+def _by_default(shown: Shown) -> bool:
+    """Whether the run was recorded with the default probes, of which gates leaves out models that have none."""
+    with shown.source.reading() as run:
+        return {"outputs", "gradients", "parameter_gradients", "norms"} <= run.groups.keys()
 
 
 def _axis(profile: Profile) -> Axis:
@@ -125,7 +149,7 @@ def _table(ask: Ask, shown: Shown) -> Table:
 def _number(profile: Profile | None, i: int) -> str:
     from keelscope.formatting import number
 
-    return number(None if profile is None or np.isnan(profile.levels[i]) else float(profile.levels[i]))
+    return typeset(number(None if profile is None or np.isnan(profile.levels[i]) else float(profile.levels[i])))
 
 
 PAGE = Page(

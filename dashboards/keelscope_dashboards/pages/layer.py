@@ -79,12 +79,21 @@ def _constant(chart: Chart) -> float | None:
 def _heading(ask: Ask, group: str, statistics: Sequence[str], more: str) -> Heading:
     """The group, and which of its sites lie at this depth."""
     panel = series_panel(f"{group}/{statistics[0]}", scale="linear")
-    axis, tile = ask.focus.source.axis(panel), ask.focus.source.tile(panel)
-    labels = [axis.labels[i] for i in _entries(axis, ask.depth)]
-    rest = len(labels) - 2
-    note = ", ".join(labels[:2]) + (f" and {rest} more" if rest > 0 else "")
+    axis = ask.focus.source.axis(panel)
+    entries = _entries(axis, ask.depth)
+    tile = ask.focus.source.column(panel, entries[0] if entries else 0)
+    note = _named([axis.labels[i] for i in entries])
     pooled = f" · largest of every {tile.rows:,} recorded steps" if tile.rows > 1 else ""
     return Heading(group.replace("_", " ").capitalize(), note + pooled + more)
+
+
+def _named(labels: Sequence[str]) -> str:
+    """What lies at this depth; of two or three, how each is drawn."""
+    if len(labels) < 2:
+        return ", ".join(labels)
+    if len(labels) <= len(DASHES):
+        return ", ".join(f"{label} ({dash})" for label, dash in zip(labels, DASHES, strict=False))
+    return f"{labels[0]} (solid) to {labels[-1]} (dotted)"
 
 
 def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
@@ -105,9 +114,10 @@ def _columns(
         if key not in run:
             return
     panel = series_panel(key, scale="linear")
-    axis, tile = shown.source.axis(panel), shown.source.tile(panel)
+    axis = shown.source.axis(panel)
     for n, entry in enumerate(_entries(axis, ask.depth)):
-        values = _column(tile, entry)
+        tile = shown.source.column(panel, entry)
+        values = _column(tile, 0)
         if not np.isnan(values).all():
             part = axis.labels[entry]
             yield shown, f"{shown.name} · {part}", DASHES[min(n, 2)], _middle(tile), values
