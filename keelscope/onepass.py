@@ -63,6 +63,8 @@ def _forward(model: nn.Module, batch: object) -> object:
             return model(*(batch[:-1] if len(batch) > 1 else batch))
         return model(batch)
     except Exception as error:
+        if batch is None:
+            raise BatchError(f"{type(model).__name__} needs a batch: report(model, batch, loss_fn).") from error
         raise BatchError(
             f"{type(model).__name__} rejects the batch ({type(error).__name__}: {_first_line(error)}); check its "
             "shape, dtype and device."

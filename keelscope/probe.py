@@ -164,7 +164,8 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
     """Probe names and objects as probe objects, each group once.
 
     Args:
-        wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several.
+        wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several; in
+            one text with commas between them, too.
 
     Returns:
         The probes in the order given, those left out that have optional statistics only and none was asked for.
@@ -173,7 +174,8 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
         UnknownNameError: if a name is not installed; near matches are listed.
         ProbeError: if an object is no probe, or two probes would write the same statistic.
     """
-    items = [wanted] if isinstance(wanted, str | Probe) else list(wanted)
+    asked = [name.strip() for name in wanted.split(",") if name.strip()] if isinstance(wanted, str) else wanted
+    items = [asked] if isinstance(asked, Probe) else list(asked)
     installed = available_probes()
     chosen: dict[str, Probe] = {}
     for item in items:
@@ -240,13 +242,14 @@ def _named(item: str, installed: dict[str, Probe]) -> list[Probe]:
     name, *extras = item.split("+")
     found = _called(name, installed)
     if not found:
-        near = difflib.get_close_matches(name, installed, n=3) or sorted(installed)
+        known = sorted({"default", *installed, *map(group_of, installed.values())})
+        near = difflib.get_close_matches(name, known, n=3) or known
         raise UnknownNameError(f"no probe is called {name!r}; did you mean {', '.join(near)}?")
     offered = {statistic.name for probe in found for statistic in probe.optional}
     missing = [extra for extra in extras if extra not in offered]
     if missing:
-        known = ", ".join(sorted(offered)) or "none"
-        raise UnknownNameError(f"probe {name!r} has no optional statistic {missing[0]!r}; it has {known}.")
+        has = ", ".join(sorted(offered)) or "none"
+        raise UnknownNameError(f"probe {name!r} has no optional statistic {missing[0]!r}; it has {has}.")
     return [_extended(probe, extras) for probe in found]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,7 +13,7 @@ from keelscope.cli.output import note, print_json, stdout_console
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from keelscope.diagnosis import Report
 
@@ -42,6 +42,9 @@ def compare_targets(
     like: Annotated[
         str, typer.Option(metavar="TARGET", help="Measure scheme: targets at the size of this run or model, beside it.")
     ] = "",
+    input: Annotated[str, typer.Option(help='Random input of the models: "int64[4,128]<50257".')] = "",  # noqa: A002 - the option's name
+    batch: Annotated[str, typer.Option(help="Batch of the models: pkg.mod:fn.")] = "",
+    loss: Annotated[str, typer.Option(help="Loss of the models: auto, sum, lm, cross_entropy or pkg.mod:fn.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the weights and inputs of models.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -51,31 +54,32 @@ def compare_targets(
         raise UsageError(f"compare takes 2 to {MOST} runs or models, not {len(named)}; use keelscope report for one.")
     if like and not any(target.startswith(SCHEME) for target in targets):
         raise UsageError("--like gives its size to reference models, and none is named; add one, such as scheme:keel.")
+    how: dict[str, Any] = {"seed": seed, "input": input, "batch": batch, "loss": loss}
     with ExitStack() as stack:
-        reports = _like(like, targets, stack, seed) if like else [_report(target, stack, seed) for target in targets]
+        reports = _like(like, targets, stack, how) if like else [_report(target, stack, how) for target in targets]
         _show(reports, [_title(target) for target in named], json=json)
 
 
-def _report(target: str, stack: ExitStack, seed: int, *, first: bool = False) -> Report:
+def _report(target: str, stack: ExitStack, how: Mapping[str, Any], *, first: bool = False) -> Report:
     """A run at its last recorded step, or at its first one; a model at its initial weights."""
     from keelscope.diagnosis import diagnose
 
     if is_model(target):
-        return measure_model(target, seed=seed).report
+        return measure_model(target, **how).report
     run = stack.enter_context(open_target(target))
     return diagnose(run, step=int(run.steps[0]) if first and len(run.steps) else -1)
 
 
-def _like(like: str, targets: Sequence[str], stack: ExitStack, seed: int) -> list[Report]:
+def _like(like: str, targets: Sequence[str], stack: ExitStack, how: Mapping[str, Any]) -> list[Report]:
     """The reference first, as it was before training, then the targets, schemes at its size."""
     from keelscope.diagnosis.sizes import sizes_of_run
 
-    reference = _report(like, stack, seed, first=True)
+    reference = _report(like, stack, how, first=True)
     sizes = sizes_of_run(reference.run)
     told = ", ".join(f"{name} {value}" for name, value in sizes.options.items())
     note(" ".join([f"schemes are measured like {like} at {told}.", *sizes.notes]))
     rest = [_sized(target, sizes.options) for target in targets if target != like]
-    return [reference, *(_report(target, stack, seed) for target in rest)]
+    return [reference, *(_report(target, stack, how) for target in rest)]
 
 
 def _sized(target: str, options: dict[str, int]) -> str:
@@ -99,7 +103,7 @@ def show_comparison(paths: Sequence[Path], *, json: bool = False) -> None:
         json: print JSON instead of tables.
     """
     with ExitStack() as stack:
-        reports = [_report(str(path), stack, 0) for path in paths]
+        reports = [_report(str(path), stack, {}) for path in paths]
         _show(reports, [report.title for report in reports], json=json)
 
 

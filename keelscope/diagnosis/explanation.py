@@ -48,8 +48,15 @@ def explanation(paths: Paths) -> str:
     if not clauses:
         return ""
     text = _whose(paths) + "; ".join(clauses)
-    parts = [f"{text[0].upper()}{text[1:]}.", _largest(stream), _remarks(paths)]
+    parts = [f"{text[0].upper()}{text[1:]}.", _silent(stream), _largest(stream), _remarks(paths)]
     return " ".join(part for part in parts if part)
+
+
+def _silent(stream: StreamPaths) -> str:
+    """Said where branches pass nothing back: a level shortcut is then no sign of health."""
+    parts = stream.values.get("branch_part", np.full(len(stream), np.nan))
+    silent = int((parts == 0).sum())
+    return f"No gradient passes the branch in {silent} of {count(len(stream), 'sub-layer')}." if silent else ""
 
 
 def _whose(paths: Paths) -> str:

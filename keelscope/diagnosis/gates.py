@@ -49,7 +49,13 @@ class Gate:
 
     def is_starting(self, step: int, closed: float) -> bool:
         """Whether it is a learnable weight that may still be below `closed` as it started: LayerScale, ReZero."""
-        return self.is_learned and self.kind != TOKEN_GATE and step < TRAINED and self.branch_weight < closed
+        starts_low = self.is_learned and self.kind != TOKEN_GATE and not self.is_convex
+        return starts_low and step < TRAINED and self.branch_weight < closed
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether it shares the stream out, T to one side and 1 - T to the other: a choice, and no small start."""
+        return abs(self.shortcut_weight + self.branch_weight - 1.0) <= 0.1 * self.branch_weight
 
     @property
     def gradient(self) -> float:

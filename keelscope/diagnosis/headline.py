@@ -120,11 +120,18 @@ def _no_data(evidence: Evidence) -> Headline | None:
     if evidence.steps.size == 0:
         return Headline("not enough data", "No step is recorded yet.")
     if gradient is None:
-        return Headline("not enough data", "No gradient was recorded: no backward pass reached a watched layer.")
+        return Headline("not enough data", _unrecorded(evidence))
     if gradient.shape.observed < MIN_LAYERS:
         seen = count(gradient.shape.observed, "layer with a gradient", "layers with a gradient")
         return Headline("not enough data", f"Found {seen}; a slope over depth needs at least {MIN_LAYERS}.")
     return None
+
+
+def _unrecorded(evidence: Evidence) -> str:
+    """Why there is no profile of output gradients."""
+    if not any(key.startswith("gradients/") for key in evidence.run.keys()):  # noqa: SIM118 - a run is no mapping
+        return "Output gradients were not recorded; add the probe 'gradients' (it is among the default ones)."
+    return "No gradient was recorded: no backward pass reached a watched layer."
 
 
 def _cut(evidence: Evidence) -> Headline | None:

@@ -25,7 +25,7 @@ __all__ = ["Paths", "StreamPaths", "paths_of"]
 _UNKNOWN = SublayerInfo("unknown")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StreamPaths:
     """One residual stream: its sub-layers in execution order."""
 
@@ -51,7 +51,7 @@ class StreamPaths:
         return np.asarray(named | unlike)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Paths:
     """All residual streams of a run at one step."""
 
@@ -64,6 +64,13 @@ class Paths:
     def main(self) -> StreamPaths:
         """The stream with the most sub-layers."""
         return self.streams[0]
+
+    def __repr__(self) -> str:
+        told = ", ".join(
+            f"stream {s.stream}: {len(s)} sub-layers, shortcut loses {s.shortcut.lost:.3g} decades"
+            for s in self.streams
+        )
+        return f"Paths(step {self.step}; {told})"
 
 
 def paths_of(evidence: Evidence) -> Paths | None:

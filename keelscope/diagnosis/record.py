@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from keelscope.diagnosis.evidence import Evidence, NamedProfile
 from keelscope.diagnosis.explanation import explanation
+from keelscope.diagnosis.finding import Severity
 from keelscope.diagnosis.headline import Headline, Word, decide
 from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.paths import Paths, paths_of
@@ -103,7 +104,15 @@ class Diagnosis:
     @property
     def explanation(self) -> str:
         """Why the profile is what it is: shortcut path, total gradient, largest cause; empty where it is not known."""
-        return "" if self.paths is None else explanation(self.paths)
+        why = "" if self.paths is None else explanation(self.paths)
+        return " ".join(part for part in (self._caveat(), why) if part)
+
+    def _caveat(self) -> str:
+        """Said first where the gradient is level and something else is broken."""
+        errors = dict.fromkeys(finding.rule for finding in self.findings if finding.severity is Severity.ERROR)
+        if not errors or self.headline not in {"flat", "drifting"}:
+            return ""
+        return f"The gradient alone looks sound, the model is not: {', '.join(errors)}."
 
     @property
     def profile(self) -> NamedProfile | None:

@@ -10,8 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from keelscope.diagnosis.finding import Severity
 from keelscope.formatting import NOT_OBSERVED, number
-from keelscope.terminal.palette import BAR, WORD_STYLE, Encodable, frame
+from keelscope.terminal.palette import BAR, SEVERITY_STYLE, WORD_STYLE, Encodable, frame
 from keelscope.terminal.sparkline import Scale, bar, sparkline
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def comparison_view(comparison: SideBySide, console: Console, *, width: int | No
     free = width or console.width
     verdicts = _verdicts(comparison, free)
     table = _depth_table(comparison, free)
-    return Encodable(
-        Group(verdicts, table, Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1), expand=False))
-    )
+    found = _findings(comparison)
+    legend = Padding(Text(_legend(comparison), style="dim"), (1, 0, 0, 1), expand=False)
+    return Encodable(Group(verdicts, *([found] if found is not None else []), table, legend))
 
 
 def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
@@ -55,6 +56,18 @@ def _verdicts(comparison: SideBySide, width: int) -> RenderableType:
         word = Text(report.headline, style=f"bold {style}")
         table.add_row(Text(title, style="bold"), word, Text(line, style=style), f"S {report.total}", Text(named, "dim"))
     return Padding(table, (1, 0, 0, 1), expand=False)
+
+
+def _findings(comparison: SideBySide) -> RenderableType | None:
+    """Errors and warnings of each run by name: a level gradient alone is no clean bill."""
+    table = Table.grid(padding=(0, 2))
+    for title, report in zip(comparison.titles, comparison.reports, strict=True):
+        grave = [finding for finding in report.findings if finding.severity >= Severity.WARNING]
+        if grave:
+            names = ", ".join(dict.fromkeys(finding.rule for finding in grave))
+            worst = max(grave, key=lambda finding: finding.severity).severity
+            table.add_row(Text(title, style="bold"), Text(f"{worst.label}: {names}", style=SEVERITY_STYLE[worst]))
+    return Padding(table, (1, 0, 0, 1), expand=False) if table.row_count else None
 
 
 def _depth_table(comparison: SideBySide, width: int) -> RenderableType:

@@ -102,6 +102,12 @@ class Graph:
         except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
             return None
 
+    def dtype(self, key: Key) -> torch.dtype:
+        """Type of a tensor; float32 where autograd does not keep it."""
+        metadata = getattr(self.nodes[key[0]], "_input_metadata", ())
+        found = getattr(metadata[key[1]], "dtype", None) if key[1] < len(metadata) else None
+        return found if isinstance(found, torch.dtype) else torch.float32
+
     def numel(self, key: Key) -> int | None:
         """Number of entries of a tensor; None where autograd does not keep its shape."""
         shape = self.shape(key)

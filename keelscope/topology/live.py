@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
@@ -47,9 +48,9 @@ class Operands:
     stream: Tensor
     """x."""
     shortcut: Tensor
-    """a x, in the type in which the model computes it."""
+    """a x, in the type in which the model adds."""
     branch: Tensor
-    """b F."""
+    """b F, in the same type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,20 @@ class LiveGraph:
         stream = self._tensors.get(sublayer.entering)
         if addition is None or stream is None:
             return None
+        dtype = self._narrowest(sublayer)
         weight = self._shortcut_weight(addition)
-        shortcut = None if weight is None else stream * weight
+        shortcut = None if weight is None else (stream.to(dtype) * weight).to(dtype)
         branch = None if shortcut is None else self._branch(addition, shortcut)
         if shortcut is None or branch is None or shortcut.shape != stream.shape or branch.shape != stream.shape:
             return None
-        return Operands(stream, shortcut, branch)
+        return Operands(stream, shortcut, branch.to(dtype))
+
+    def _narrowest(self, sublayer: LiveSublayer) -> torch.dtype:
+        """The type in which the sum is kept: its own, or a narrower one it is cast to before anything else is done."""
+        found = [self.graph.dtype((sublayer.addition.root, 0))] if sublayer.addition is not None else []
+        if self.graph.origin(sublayer.leaving)[0] == (sublayer.addition.root if sublayer.addition else -1):
+            found.append(self.graph.dtype(sublayer.leaving))
+        return min(found, key=lambda dtype: torch.finfo(dtype).bits)
 
     def _shortcut_weight(self, addition: Addition) -> Tensor | float | None:
         total: Tensor | float = 0.0

@@ -35,7 +35,7 @@ def highway(stack, value, number=2, *, form="a x + b F(x)", on_shortcut=False, s
     """A stack of convex gates, the lowest `number` of them with the given value."""
     b = np.array([float(value)] * number + [0.3] * (DEPTH - number))
     b = 1 - b if on_shortcut else b
-    values = stack.measure(DEPTH, alpha=1 - b, beta=b, post=norm)
+    values = stack.measure(DEPTH, alpha=np.ones(DEPTH) if form.startswith("x") else 1 - b, beta=b, post=norm)
     gates = {}
     for i in range(DEPTH):
         kind, row = gate(float(value) if i < number else 0.3, **options)
@@ -50,6 +50,14 @@ def test_highway_gates_with_bias_minus_six_are_closed(stack):
     assert finding.sites == ("layers.0.gate0", "layers.0.gate1")
     assert finding.value == pytest.approx(sigmoid(-6))
     assert finding.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("bias", [-5.0, -7.0, -9.0, -12.0])
+def test_a_convex_gate_of_one_parameter_counts_at_once(stack, bias):
+    """LayerScale may start at 1e-6; a T of sigmoid(9) beside 1 - T is no start but a closed branch."""
+    rules = found(highway(stack, sigmoid(bias), kind="learnable scalar", slope=sigmoid(bias) * sigmoid(-bias)))
+    assert "gate_closed" in rules
+    assert rules["gate_closed"].sites == ("layers.0.gate0", "layers.0.gate1")
 
 
 @pytest.mark.parametrize("bias", [-3.0, -2.0, 0.0, 2.0])

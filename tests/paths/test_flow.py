@@ -202,3 +202,31 @@ def test_a_second_backward_pass_changes_nothing(split):
     first = {index: parts.entering.clone() for index, parts in found.gradients.items()}
     assert all(torch.equal(first[index], parts.entering) for index, parts in found.gradients.items())
     assert len(first) == 4
+
+
+class Rounded(nn.Module):
+    """A residual block that adds in bfloat16, whatever it is given and gives."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm, self.branch = kind, nn.LayerNorm(64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        f = self.branch(x.float())
+        if self.kind == "inline casts":
+            return self.norm((512 * x.bfloat16() + f.bfloat16()).float())
+        if self.kind == "cast of the sum":
+            return (512 * x + f).bfloat16()
+        return self.norm(512 * x + f)
+
+
+@pytest.mark.parametrize("kind", ["inline casts", "cast of the sum", "float32"])
+def test_operands_are_in_the_type_of_the_sum(kind, split):
+    """Shares of entries that rounding leaves alone, counted by hand in the model's own types."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 64), *[Rounded(kind) for _ in range(3)])
+    found = split(model, lambda model: model(torch.arange(20).reshape(2, 10)).float().square().mean(), oracle=False)
+    for met in found.operands.values():
+        assert met.shortcut.dtype == (torch.float32 if kind == "float32" else torch.bfloat16)
+        share = ((met.shortcut + met.branch == met.shortcut) & (met.branch != 0)).float().mean()
+        assert (share > 0.5) == (kind != "float32")
