@@ -46,7 +46,7 @@ def test_every_command_has_help_with_an_example(keelscope, command):
         (("report", "x", "--frmat", "json"), "No such option: --frmat"),
         (
             ("list", "probs"),
-            "'probs' is not one of 'probes', 'statistics', 'rules', 'schemes', 'thresholds'; see keelscope list --help.",
+            "'probs' is not one of 'probes', 'statistics', 'rules', 'schemes', 'thresholds'; see keelscope list",
         ),
         (("train", "keel", "--depth", "deep"), "Invalid value for '--depth'"),
         (("compare", "one.h5"), "compare takes 2 to 8 runs or models, not 1; use keelscope report for one."),
