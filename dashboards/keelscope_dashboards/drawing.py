@@ -126,7 +126,7 @@ def round_ticks(low: float, high: float, most: int) -> list[float]:
         ([0.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [-0.2, 0.0, 0.2])
     """
     span = max(high - low, 1e-300)
-    unit = 10.0 ** np.floor(np.log10(span / most))
+    unit = float(10.0 ** np.floor(np.log10(span / most)))
     step = next(unit * m for m in (1, 2, 5, 10, 20) if span / (unit * m) <= most)
     first, last = int(np.ceil(low / step - 1e-9)), int(np.floor(high / step + 1e-9))
     return [round(k * step, 12) for k in range(first, last + 1)]

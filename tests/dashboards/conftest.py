@@ -337,7 +337,7 @@ def recorded_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("recorded")
     sizes = "--depth 8 --width 16 --heads 2 --steps 12 --every 1 --batch-size 2 --length 32 --json"
-    main(["train", "keel", "post_ln", "pre_ln", *sizes.split(), "--out", str(folder)])
+    main(["train", "keel", "post_ln", "pre_ln", *sizes.split(), "--probes", "default", "--out", str(folder)])
     write_paths_run(folder / "with_paths.h5", layers=8)
     return folder
 

@@ -10,6 +10,7 @@ import pytest
 from keelscope.diagnosis.report import diagnose
 from keelscope_dashboards import verdicts
 from keelscope_dashboards.verdicts import MINUS, PENDING, Judge, verdict_of
+from keelscope_dashboards.wording import typeset
 
 
 def test_the_numbers_are_those_of_the_report(kit: ModuleType) -> None:
@@ -17,7 +18,7 @@ def test_the_numbers_are_those_of_the_report(kit: ModuleType) -> None:
     verdict = verdict_of(report)
     lost, ratio, variance = verdict.figures
     assert verdict.headline == report.headline == "vanishing"
-    assert verdict.sentence == report.sentence
+    assert verdict.sentence == typeset(report.sentence)
     assert report.profile is not None
     assert (lost.label, ratio.label, variance.label) == ("Decades lost", "First ÷ last", "Var. out ÷ in")
     assert "fitted to the middle of the depth" in ratio.hint

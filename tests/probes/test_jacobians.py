@@ -321,7 +321,8 @@ def test_compiled_parts_are_not_looked_into():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         for block in model.blocks:
-            block.linear.forward = torch.compile(block.linear.forward, backend="aot_eager")  # not seen as compiled
+            compiled = torch.compile(block.linear.forward, backend="aot_eager")
+            block.linear.forward = lambda x, run=compiled: run(x)  # not seen as compiled
         with pytest.warns(CoverageWarning, match="CompiledFunction"):
             watch = once(model, torch.randn(3, 6))
     assert np.isnan(watch.run["jacobians/frobenius_gain"].values).all()
