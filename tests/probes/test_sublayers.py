@@ -164,7 +164,9 @@ class TestAxis:
         assert report.run["sublayers/shortcut_only_gradient"].values.shape == (1, 6)
 
 
-@pytest.mark.parametrize("scheme", ["keel", "pre_ln", "post_ln", "deepnorm"])
+@pytest.mark.parametrize(
+    "scheme", ["keel", "post_ln", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pre_ln", "deepnorm"))]
+)
 def test_behaviour_at_1024_sublayers(scheme):
     """residual-schemes 2.2: shortcut products .74, 1, the float32 floor, .988."""
     model = build(scheme, depth=1024, width=32, heads=4, vocabulary=64)
