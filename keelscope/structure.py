@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -224,10 +225,11 @@ def sublayer_sites(topology: Topology | None, plan: SitePlan) -> tuple[Site, ...
     """
     sublayers = topology.sublayers if topology is not None else ()
     names = [sublayer.branch or sublayer.site or "sublayer" for sublayer in sublayers]
+    counts = Counter(names)
     sites = []
     for name, sublayer in zip(names, sublayers, strict=True):
         stack, position = plan.place(name)
-        path = name if names.count(name) == 1 else f"{name}@{sublayer.index}"
+        path = name if counts[name] == 1 else f"{name}@{sublayer.index}"
         sites.append(Site(path, sublayer.form, "sublayer", stack, position))
     return tuple(sites)
 
