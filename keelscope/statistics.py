@@ -100,6 +100,8 @@ class Statistic:
     coords: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     mergeable: bool = True
     """False: taken from the first observation of a step only, and the run says so."""
+    across_ranks: str = ""
+    """How values of several ranks combine, see `StatisticSpec.across_ranks`."""
     extent: Callable[[Columns], NDArray[np.int64]] | None = None
     """Optional, for the one axis in `dims` where only the model knows how many coordinates there are (heads): named
     columns ``[...]`` -> their number. A run keeps as many as the first recorded row has."""
@@ -116,7 +118,7 @@ class Statistic:
 
     def spec(self) -> StatisticSpec:
         """What is written beside the values in a run file."""
-        return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords)
+        return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords, self.across_ranks)
 
 
 def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()) -> Terms:

@@ -30,6 +30,7 @@ from keelscope.store.schema import (
     SCHEMA_VERSION,
     CoverageEntry,
     GroupSpec,
+    PartInfo,
     RunInfo,
     RunLayout,
     Site,
@@ -86,6 +87,7 @@ def read_layout(file: h5py.File, peek: Peek) -> RunLayout:
         groups=tuple(_read_group(child_group(file, name), name, peek) for name in names),
         scalars=tuple(scalar_names(child_group(file, SCALARS))),
         coverage=_read_coverage(child_group(file, COVERAGE), peek) if COVERAGE in file else (),
+        part=_read_part(file),
     )
 
 
@@ -117,6 +119,17 @@ def _read_info(file: h5py.File) -> RunInfo:
         stacks=_read_stacks(file),
         sublayers=_read_sublayers(file),
         config=config if isinstance(config, dict) else {},
+    )
+
+
+def _read_part(file: h5py.File) -> PartInfo:
+    return PartInfo(
+        rank=int_attribute(file, "rank", 0),
+        world_size=int_attribute(file, "world_size", 1),
+        part=int_attribute(file, "part", 0),
+        session_id=clean(text_attribute(file, "session_id", "")),
+        first_step=int_attribute(file, "first_step", 0),
+        resumed_at_step=int_attribute(file, "resumed_at_step", -1),
     )
 
 
@@ -193,6 +206,7 @@ def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec
         doc=clean_text(text_attribute(dataset, "long_name", "")),
         dims=dims,
         coords=coords,
+        across_ranks=clean_text(text_attribute(dataset, "across_ranks", "")),
     )
 
 

@@ -29,7 +29,16 @@ from keelscope.store.names import (
     dataset_names,
 )
 from keelscope.store.privacy import redacted
-from keelscope.store.schema import SCALARS, SCHEMA_VERSION, CoverageEntry, GroupSpec, RunLayout, Site, StatisticSpec
+from keelscope.store.schema import (
+    SCALARS,
+    SCHEMA_VERSION,
+    CoverageEntry,
+    GroupSpec,
+    PartInfo,
+    RunLayout,
+    Site,
+    StatisticSpec,
+)
 
 __all__ = ["STATUS_FIELDS", "chunk_rows", "create_objects"]
 
@@ -81,7 +90,7 @@ def _write_root(file: h5py.File, layout: RunLayout) -> None:
         {
             "Conventions": "CF-1.11",
             "keelscope_schema": SCHEMA_VERSION,
-            "keelscope_kind": "run",
+            "keelscope_kind": "part" if (layout.part.rank, layout.part.part) > (0, 0) else "run",
             "title": clean_text(info.title),
             "run_id": clean(info.run_id),
             "created_at": clean(info.created_at),
@@ -101,8 +110,15 @@ def _write_root(file: h5py.File, layout: RunLayout) -> None:
             "run_config": _json(redacted(info.config)),
             "groups": " ".join(group.name for group in layout.groups),
             "default": SCALARS,
+            **_part_attributes(layout.part),
         }
     )
+
+
+def _part_attributes(part: PartInfo) -> dict[str, object]:
+    counts = {name: np.int32(getattr(part, name)) for name in ("rank", "world_size", "part")}
+    steps = {name: np.int64(getattr(part, name)) for name in ("first_step", "resumed_at_step")}
+    return {**counts, **steps, "session_id": clean(part.session_id)}
 
 
 def _write_scalars(file: h5py.File, labels: Sequence[str]) -> None:
@@ -146,6 +162,7 @@ def _statistic_attributes(statistic: StatisticSpec) -> dict[str, str]:
         "coordinates": "kind role stack position numel aliases",
         "ancillary_variables": OBSERVED,
         "extra_axes": " ".join(statistic.dims),
+        "across_ranks": statistic.across_ranks,
     }
 
 

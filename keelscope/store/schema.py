@@ -17,6 +17,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "CoverageEntry",
     "GroupSpec",
+    "PartInfo",
     "Row",
     "RunInfo",
     "RunLayout",
@@ -26,7 +27,7 @@ __all__ = [
     "SublayerInfo",
 ]
 
-SCHEMA_VERSION = "1.1"
+SCHEMA_VERSION = "1.2"
 SCALARS = "scalars"
 
 
@@ -118,6 +119,9 @@ class StatisticSpec:
     """Names of axes after ``[step, site]``."""
     coords: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Coordinate values of each extra axis, e.g. ``{"quantile": (0.1, 0.5, 0.9)}``."""
+    across_ranks: str = ""
+    """How the finished values of several ranks combine: ``"sum"``, ``"max"``, ``"mean"``, ``"rms"`` (root of the mean
+    of squares), ``"root_sum_squares"``, or ``""``: they cannot, and rank 0 is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,22 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class PartInfo:
+    """Which piece of a run a file holds: of which rank, and the how-manieth file of it."""
+
+    rank: int = 0
+    world_size: int = 1
+    part: int = 0
+    session_id: str = ""
+    """Random, the same in all parts that one process wrote."""
+    first_step: int = 0
+    """Step of its first row."""
+    resumed_at_step: int = -1
+    """First step of a session that went on with an earlier run, -1 in the first session. Rows of earlier sessions from
+    this step on were overtaken."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunLayout:
     """Everything that is fixed when the file is created."""
 
@@ -166,6 +186,7 @@ class RunLayout:
     scalars: tuple[str, ...] = ()
     """Names of the scalar series, e.g. ``("loss", "lr")``; each is ``[step]``."""
     coverage: tuple[CoverageEntry, ...] = ()
+    part: PartInfo = PartInfo()
 
 
 @dataclass(frozen=True, slots=True)

@@ -257,7 +257,7 @@ def test_the_file_says_what_it_is(tmp_path, layout):
         group = dict(file["gradients"].attrs)
         assert file["status"][0] == 2.0
     assert root["Conventions"] == "CF-1.11"
-    assert (root["keelscope_schema"], root["keelscope_kind"]) == ("1.1", "run")
+    assert (root["keelscope_schema"], root["keelscope_kind"]) == ("1.2", "run")
     assert (root["training_library"], root["training_library_version"]) == ("torch", "2.13.0")
     assert (root["n_parameters"], root["seed"], root["default"]) == (1234, 7, "scalars")
     assert (group["keelscope_probe"], group["probe_version"]) == ("keelscope_probes:gradients", 3)
