@@ -276,7 +276,7 @@ class Watch:
             return not self._complete
         if self._complete:
             self._next_row()
-        elif self._recorder.current.saw_backward and not self._recorder.parameters.still_accumulating():
+        elif self._recorder.current.saw_backward and not self._recorder.still_accumulating():
             self._step_not_seen()
         return True
 
