@@ -18,8 +18,6 @@ from pathlib import Path
 
 __all__ = ["Writer", "WriterLock", "find_writer", "parts_folder"]
 
-_LOCK = "r00000.lock"
-_NOTE = "r00000.json"
 _HEARTBEAT = 30.0
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 
@@ -41,28 +39,30 @@ class WriterLock:
 
     Args:
         path: the run file.
+        rank: which of the processes that record the run.
+        sealing: whether it is held to seal the run, and not to record.
 
     Raises:
         BlockingIOError: if another process holds it.
         OSError: if the folder cannot be written.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rank: int = 0, *, sealing: bool = False) -> None:
         self._folder = parts_folder(path)
+        self._lock, self._note = _lock_name(rank), _note_name(rank)
         self._folder.mkdir(exist_ok=True)
-        self._descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._descriptor = os.open(self._folder / self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             _lock(self._descriptor, fcntl.LOCK_EX)
         except OSError:
             os.close(self._descriptor)
             raise
-        (self._folder / _NOTE).write_text(
-            json.dumps(dict(zip(("pid", "started"), _identity(os.getpid()), strict=True)))
-        )
+        pid, started = _identity(os.getpid())
+        (self._folder / self._note).write_text(json.dumps({"pid": pid, "started": started, "sealing": sealing}))
 
     def release(self) -> None:
         """Give the lock back and remove its files; the folder too if nothing else is in it."""
-        for name in (_NOTE, _LOCK):
+        for name in (self._note, self._lock):
             (self._folder / name).unlink(missing_ok=True)
         os.close(self._descriptor)
         try:
@@ -79,25 +79,28 @@ class Writer(Enum):
     PARENT = "parent"
     """The process that started this one, which may have inherited its HDF5 handles."""
     ELSEWHERE = "elsewhere"
+    SEALING = "sealing"
+    """Nobody writes rows any more; a process merges the parts."""
 
 
-def find_writer(path: Path) -> Writer:
+def find_writer(path: Path, rank: int = 0) -> Writer:
     """Whether some process still writes a run file, and which.
 
     Args:
         path: the run file, as an absolute path.
+        rank: which of the processes that record the run.
 
     Returns:
         Anything but `Writer.GONE` if its lock is held; where locks do not work, if it changed within the last 30 s.
     """
     folder = parts_folder(path)
-    note = _read_note(folder)
+    note, sealing = _read_note(folder / _note_name(rank))
     if note == _identity(os.getpid()):
-        return Writer.HERE
+        return Writer.SEALING if sealing else Writer.HERE
     if note == _identity(os.getppid()):
-        return Writer.PARENT
+        return Writer.SEALING if sealing else Writer.PARENT
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(folder / _lock_name(rank), os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return Writer.GONE
     except OSError:
@@ -105,7 +108,8 @@ def find_writer(path: Path) -> Writer:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
-        return _by_heartbeat(path) if error.errno in _NO_LOCKS else Writer.ELSEWHERE
+        held = Writer.SEALING if sealing else Writer.ELSEWHERE
+        return _by_heartbeat(path) if error.errno in _NO_LOCKS else held
     finally:
         os.close(descriptor)
     return Writer.GONE
@@ -123,12 +127,21 @@ def _by_heartbeat(path: Path) -> Writer:
     return Writer.ELSEWHERE if time.time() - path.stat().st_mtime < _HEARTBEAT else Writer.GONE
 
 
-def _read_note(folder: Path) -> tuple[int, int]:
+def _lock_name(rank: int) -> str:
+    return f"r{rank:05d}.lock"
+
+
+def _note_name(rank: int) -> str:
+    return f"r{rank:05d}.json"
+
+
+def _read_note(path: Path) -> tuple[tuple[int, int], bool]:
+    """Who wrote the note, and whether to seal the run."""
     try:
-        note = json.loads((folder / _NOTE).read_text())
-        return int(note["pid"]), int(note["started"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return (-1, -1)
+        note = json.loads(path.read_text())
+        return (int(note["pid"]), int(note["started"])), note.get("sealing") is True
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return (-1, -1), False
 
 
 def _identity(pid: int) -> tuple[int, int]:
