@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from keelscope.store.pace import Pace
 from keelscope.store.schema import (
     CoverageEntry,
     GroupSpec,
@@ -19,7 +20,6 @@ from keelscope.store.schema import (
     Stack,
     StatisticSpec,
 )
-from keelscope.store.worker import Pace
 
 
 def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", "lr")) -> RunLayout:
