@@ -12,6 +12,7 @@ import pytest
 
 from keelscope.store.commit import Committer, State
 from keelscope.store.encoding import create_objects
+from keelscope.store.pace import Pace
 from keelscope.store.rows import RowPacker
 from keelscope.store.schema import (
     CoverageEntry,
@@ -23,7 +24,6 @@ from keelscope.store.schema import (
     Stack,
     StatisticSpec,
 )
-from keelscope.store.worker import Pace
 
 
 def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", "lr")) -> RunLayout:
