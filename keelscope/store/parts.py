@@ -11,7 +11,7 @@ from pathlib import Path
 
 from keelscope.store.lock import parts_folder
 
-__all__ = ["find_parts", "part_path"]
+__all__ = ["find_parts", "part_path", "place_of"]
 
 _PART = re.compile(r"r(\d{5})\.p(\d{4})\.h5")
 
@@ -49,3 +49,22 @@ def find_parts(path: Path) -> dict[tuple[int, int], Path]:
         return {}
     matches = (match for name in names if (match := _PART.fullmatch(name)))
     return {(int(match[1]), int(match[2])): parts_folder(path) / match[0] for match in matches}
+
+
+def place_of(path: Path) -> tuple[Path, int, int]:
+    """Which part of which run a file is, by its name.
+
+    Args:
+        path: any run file or part.
+
+    Returns:
+        The run file, rank and part; the file itself, 0 and 0 if its name is not that of a part.
+
+    Example:
+        >>> place_of(Path("runs/keel.h5.parts/r00003.p0001.h5"))[1:]
+        (3, 1)
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None or path.parent.suffix != ".parts":
+        return path, 0, 0
+    return path.parent.with_suffix(""), int(match[1]), int(match[2])

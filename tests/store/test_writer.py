@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.store.pace import Pace
 from keelscope.store.reader import open_run
 from keelscope.store.schema import Row
 from keelscope.store.superblock import CLOSED, WRITING_SWMR, parse
-from keelscope.store.worker import Pace
 from keelscope.store.writer import RunWriter
 
 NEVER = Pace(batch=1000, delay=1000.0)
