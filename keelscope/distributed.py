@@ -33,7 +33,7 @@ from keelscope.statistics import Statistic
 from keelscope.store.schema import PartInfo
 from keelscope.taps import Axis, Tap
 
-__all__ = ["Ranks", "is_awaiting_sync", "is_sharded", "survey"]
+__all__ = ["Ranks", "is_awaiting_sync", "is_sharded", "place", "survey"]
 
 Values = dict[str, NDArray[np.float64]]
 _Group = tuple[int, ...]
@@ -165,6 +165,14 @@ _PARAMETERS = {
 }
 
 
+def place() -> tuple[int, int]:
+    """Rank of this process and number of ranks; 0 and 1 without a process group."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
 def survey(plan: SitePlan) -> Ranks:
     """What this rank holds, from the model as it is now.
 
@@ -174,10 +182,10 @@ def survey(plan: SitePlan) -> Ranks:
     Returns:
         The record; without a process group of several ranks that of a run on one process.
     """
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    rank, size = place()
+    if size == 1:
         return Ranks()
-    rank, parameters = dist.get_rank(), [watched.parameter for watched in plan.parameters]
+    parameters = [watched.parameter for watched in plan.parameters]
     averaging = _Averaging.of(plan)
     synchronised = _data_parallel(parameters)
     groups = {group for p in parameters for group in _groups(p)} | set(synchronised.values()) | averaging.groups
@@ -185,7 +193,7 @@ def survey(plan: SitePlan) -> Ranks:
     batches = max([len(averaging.ranks), *map(len, synchronised.values())])
     return Ranks(
         rank,
-        dist.get_world_size(),
+        size,
         batches,
         averaging.divisor or float(batches),
         tuple(_kind(p, groups) for p in parameters),

@@ -275,7 +275,7 @@ class Recorder:
         return replace(layout, info=info, coverage=self.coverage())
 
     def scalars(self, row: RowValues) -> dict[str, float]:
-        """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
+        """What the watch itself logs beside a row: the learning rate and, where it is known, the norm of all gradients.
 
         Args:
             row: the values of the step.
@@ -286,7 +286,7 @@ class Recorder:
         found = {} if self._leading is None else {"lr": float(self._rate)}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients:
+        if gradients and self.ranks.reduce != "shard":
             found["grad_norm_total"] = total_norm(row, gradients[0])
         return found
 

@@ -257,6 +257,11 @@ def only_the_first_watches(how: str):
     return train(model, clip=0.5, **({"probes": LITTLE} if dist.get_rank() == 0 else {}))
 
 
+def to_file(path: str, how: str):
+    model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
+    return train(model, probes=PROBES, path=path)
+
+
 def run_rank(rank: int, world: int, folder: Path, job: str, arguments: tuple) -> None:
     signal.alarm(TIMEOUT)  # a hang ends here, and with it the test
     torch.set_num_threads(1)
