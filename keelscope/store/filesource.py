@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
+from keelscope.store.chunks import read_block
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
-from keelscope.store.opening import FileState, file_state, open_file, peeking
+from keelscope.store.opening import FileState, file_state, open_file
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
 
@@ -117,10 +118,12 @@ class FileSource:
         place = (slice(start, stop), sites)[: dataset.ndim]
 
         def read(handle: _Handle) -> NDArray[np.generic]:
-            values: NDArray[np.generic] = handle.datasets[group][name][place]
-            return values
+            return read_block(handle.datasets[group][name], place, handle.view.peek)
 
-        return self._steadily(read, f"{group}/{name}")
+        try:
+            return self._steadily(read, f"{group}/{name}")
+        except MemoryError as error:
+            raise UsageError(f"{group}/{name} does not fit into memory; read fewer rows at a time.") from error
 
     def refresh(self) -> bool:
         """Look for new rows.
@@ -185,11 +188,14 @@ class _Handle:
     def committed(self) -> dict[str, NDArray[np.int64]]:
         """Committed steps of every group; those of the scalars come last in a commit, so nothing beyond them counts."""
         found = {
-            group: _increasing(self.steps[group][: min(map(len, columns.values()))])
+            group: _increasing(self._steps(group, min(map(len, columns.values()))))
             for group, columns in self.datasets.items()
         }
         last = found[SCALARS][-1] if found[SCALARS].size else -1
         return {group: steps[steps <= last] for group, steps in found.items()}
+
+    def _steps(self, group: str, most: int) -> NDArray[np.int64]:
+        return read_block(self.steps[group], (slice(most),), self.view.peek).astype(np.int64, copy=False)
 
 
 def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS) -> _Handle:
@@ -215,8 +221,7 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
     try:
         check_schema(file, path)
         if layout is None:
-            with peeking(path) as peek:
-                layout = read_layout(file, peek)
+            layout = read_layout(file, view.peek)
         # The commit marker is written last, so it is looked at first: the rest then holds at least as many rows.
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}

@@ -14,8 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -23,11 +21,10 @@ import h5py
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError
 from keelscope.store import superblock
-from keelscope.store.allowlist import Peek
 from keelscope.store.lock import Writer, find_writer
 from keelscope.store.view import ClosedView
 
-__all__ = ["FileState", "file_state", "open_file", "peeking"]
+__all__ = ["FileState", "file_state", "open_file"]
 
 
 class FileState(Enum):
@@ -80,23 +77,6 @@ def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView]:
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         view.close()
         raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
-
-
-@contextmanager
-def peeking(path: Path) -> Iterator[Peek]:
-    """Read bytes of a file beside HDF5.
-
-    Args:
-        path: the file.
-
-    Yields:
-        A function from place and size to bytes.
-    """
-    descriptor = _open(path)
-    try:
-        yield lambda place, size: os.pread(descriptor, size, place)
-    finally:
-        os.close(descriptor)
 
 
 def _state_of(path: Path, descriptor: int) -> FileState:
