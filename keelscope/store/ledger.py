@@ -13,7 +13,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.store.allowlist import Peek, RefusedError, child_dataset, child_group, read_labels, text_attribute
+from keelscope.store.allowlist import RefusedError, child_dataset, child_group, read_labels, text_attribute
+from keelscope.store.chunks import Peek, read_block
 from keelscope.store.history import Absence, SessionInfo
 from keelscope.store.names import STEP, clean
 from keelscope.store.schema import PartInfo
@@ -87,7 +88,7 @@ def read_ledger(file: h5py.File, peek: Peek) -> Ledger | None:
         sealed_at,
         tuple(SessionInfo(*row) for row in sessions),
         frozenset((rank, part, session) for rank, part, session in merged),
-        tuple(_read_absences(file)) if _RANKS in file else (),
+        tuple(_read_absences(file, peek)) if _RANKS in file else (),
     )
 
 
@@ -150,20 +151,21 @@ def _columns(file: h5py.File, name: str, columns: Sequence[str], peek: Peek) -> 
         dataset = child_dataset(group, column, "i", 1)
         if len(dataset) > _MOST:
             raise RefusedError(f"/{name} has {len(dataset)} entries")
-        found.append(dataset[()].tolist())
+        found.append(read_block(dataset, (slice(None),), peek).tolist())
     if len(set(map(len, found))) > 1:
         raise RefusedError(f"the columns of /{name} do not fit each other")
     return list(zip(*found, strict=True))
 
 
-def _read_absences(file: h5py.File) -> list[Absence]:
+def _read_absences(file: h5py.File, peek: Peek) -> list[Absence]:
     group = child_group(file, _RANKS)
     steps, present = child_dataset(group, STEP, "i", 1), child_dataset(group, PRESENT, "u", 2)
     if present.shape[1:] != steps.shape or present.size > 2**30:
         raise RefusedError("/ranks/present does not fit /ranks/step")
-    numbers, absences = steps[()], []
+    numbers, absences = read_block(steps, (slice(None),), peek), []
+    table = read_block(present, (slice(None),), peek)
     for rank in range(len(present)):
-        missing = numbers[present[rank] == 0]
+        missing = numbers[table[rank] == 0]
         if missing.size:
             absences.append(Absence(rank, missing.size, int(missing[0]), int(missing[-1])))
     return absences
