@@ -286,7 +286,7 @@ class Recorder:
         found = {} if self._leading is None else {"lr": float(self._rate)}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients and self.ranks.reduce != "shard":
+        if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
         return found
 

@@ -172,20 +172,29 @@ class Merged:
         return whole
 
     def _of_scalar(self, stretch: Stretch, name: str, start: int, stop: int) -> Values:
-        """Scalars are those of the first rank; only the time is taken from another where that one is missing."""
-        whole = np.full(stop - start, np.nan)
-        for index in reversed(range(len(stretch.strands) if name == WALL_TIME else 1)):
-            has = _has(stretch.rows[index], start, stop)
-            whole[has] = self._aligned(stretch, index, SCALARS, name, start, stop, ALL)[has]
-        if name == TOTAL_NORM and np.isnan(whole).all():
-            return self._total_norm(stretch.steps[start:stop])
+        """Of the first rank that logged it; only the time is taken from another where that one is missing."""
+        whole = self._aligned(stretch, 0, SCALARS, name, start, stop, ALL)
+        others = range(1, len(stretch.strands))
+        if name == WALL_TIME:
+            for index in others:
+                whole = np.where(np.isnan(whole), self._aligned(stretch, index, SCALARS, name, start, stop, ALL), whole)
+        elif np.isnan(whole).all() and not self._logged(stretch.strands[0], name):
+            first = next((index for index in others if self._logged(stretch.strands[index], name)), None)
+            if first is not None:
+                return self._aligned(stretch, first, SCALARS, name, start, stop, ALL)
+            return self._total_norm(stretch.steps[start:stop]) if name == TOTAL_NORM else whole
         return whole
 
+    def _logged(self, strand: Strand, name: str) -> bool:
+        """Whether a rank has any number under that name: the loss of a pipeline is that of its last stage."""
+        rows = sum(count for _, count in strand.pieces)
+        return bool(np.isfinite(self._values(strand, SCALARS, name, 0, rows, ALL)).any())
+
     def _total_norm(self, steps: NDArray[np.int64]) -> Values:
-        """Norm of all gradients of sharded parameters, of which no rank knows more than its share."""
+        """Norm of all gradients, where no rank knows more than its share of them."""
         spec = self._pieces.groups.get(GRADIENTS)
         whole = np.full(len(steps), np.nan)
-        if spec is None or spec.provenance.get("reduce") != "shard" or not len(steps):
+        if spec is None or spec.provenance.get("reduce") not in {"shard", "local"} or not len(steps):
             return whole
         own = self.steps(GRADIENTS)
         first, last = np.searchsorted(own, [steps[0], steps[-1] + 1])

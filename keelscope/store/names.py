@@ -20,6 +20,7 @@ __all__ = [
     "SITE",
     "STATUS",
     "STEP",
+    "SUBLAYERS",
     "TOTAL_NORM",
     "WALL_TIME",
     "as_json_text",
@@ -36,6 +37,7 @@ SITE = "site"
 OBSERVED = "observed"
 WALL_TIME = "wall_time"
 GRADIENTS = "parameter_gradients"
+SUBLAYERS = "sublayers"
 TOTAL_NORM = "grad_norm_total"
 """The scalar that is the norm over all of ``parameter_gradients/norm``."""
 STATUS = "status"
