@@ -251,7 +251,10 @@ class ParameterHooks:
         return slots
 
     def _record(self, i: int) -> ParameterRecord:
-        return self._step.parameters.setdefault(i, ParameterRecord())
+        record = self._step.parameters.get(i)
+        if record is None:
+            record = self._step.parameters[i] = ParameterRecord()
+        return record
 
     def _of(self, optimizer: Optimizer) -> Iterable[tuple[int, nn.Parameter]]:
         for group in optimizer.param_groups:

@@ -173,12 +173,14 @@ def _merged(probe: Probe, terms: Terms, observations: Observations, fetched: Fet
 
 
 def _gather(slots: list[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.float64]:
-    """Look slots up, ``[slot, column]``; one indexing per device."""
+    """Look slots up, ``[slot, column]``; one indexing per source."""
+    sources = {source for source, _, _ in slots}
+    if len(sources) == 1:
+        return fetched[sources.pop(), terms][[index for _, _, index in slots]]
     gathered = np.empty((len(slots), len(terms.columns)))
-    devices = [device for device, _, _ in slots]
-    for device in set(devices):
-        rows = [row for row, where in enumerate(devices) if where == device]
-        gathered[rows] = fetched[device, terms][[slots[row][2] for row in rows]]
+    for source in sources:
+        rows = [row for row, (where, _, _) in enumerate(slots) if where == source]
+        gathered[rows] = fetched[source, terms][[slots[row][2] for row in rows]]
     return gathered
 
 
