@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,21 +19,18 @@ from torch import Tensor
 from keelscope.errors import ProbeError
 from keelscope.statistics import Terms
 
-__all__ = ["Board", "Fetched", "Slot"]
+__all__ = ["Board", "Fetched", "Slot", "gather"]
 
-Source = torch.device | None
-"""Where terms lie: as tensors on a device, or packed in host memory, as the compiled kernel leaves them."""
-Slot = tuple[Source, Terms, int]
-"""Source, terms, index."""
-Fetched = dict[tuple[Source, Terms], NDArray[np.float64]]
-"""Terms by source, ``[observation, column]``."""
+Slot = tuple[torch.device, Terms, int] | bytes
+"""Device, terms, index; or the terms themselves as packed doubles, as the compiled kernel gives them."""
+Fetched = dict[tuple[torch.device, Terms], NDArray[np.float64]]
+"""Terms by device, ``[observation, column]``."""
 
 
 class Board:
     """Terms of one step, still on their devices."""
 
     def __init__(self) -> None:
-        self._packed: dict[Terms, list[bytes]] = defaultdict(list)
         self._parts: dict[tuple[torch.device, Terms], list[Tensor]] = defaultdict(list)
         self._lock = threading.Lock()
         self.reached = False
@@ -54,7 +52,7 @@ class Board:
         if terms.packed is not None and len(tensors) == 1:
             packed = terms.packed(tensors[0])
             if packed is not None:
-                return self._keep(terms, packed)
+                return packed
         if any(tensor.requires_grad for tensor in tensors):  # a view made from weights
             tensors = tuple(tensor.detach() for tensor in tensors)
         values = terms.of(*tensors)  # [column]
@@ -79,7 +77,7 @@ class Board:
         packed = [None] * len(tensors) if terms.packed_many is None else terms.packed_many(tensors)
         left = [tensor for tensor, values in zip(tensors, packed, strict=True) if values is None]
         slots = iter(self._put_many(terms, left))
-        return [next(slots) if values is None else self._keep(terms, values) for values in packed]
+        return [next(slots) if values is None else values for values in packed]
 
     def _put_many(self, terms: Terms, tensors: list[Tensor]) -> list[Slot]:
         if terms.of_many is None or len({tensor.device for tensor in tensors}) != 1:
@@ -91,27 +89,39 @@ class Board:
             self._parts[key].extend(rows)
         return [(*key, start + row) for row in range(len(rows))]
 
-    def _keep(self, terms: Terms, packed: bytes) -> Slot:
-        with self._lock:
-            rows = self._packed[terms]
-            rows.append(packed)
-            return (None, terms, len(rows) - 1)
-
     def fetch(self) -> Fetched:
         """Bring everything to the host, one transfer per device.
 
         Returns:
-            ``[observation, column]`` for each source and terms.
+            ``[observation, column]`` for each device and terms.
         """
         by_device: dict[torch.device, list[tuple[tuple[torch.device, Terms], Tensor]]] = defaultdict(list)
         for key, values in self._parts.items():
             by_device[key[0]].append((key, torch.stack(values)))  # [observation, column]
-        fetched: Fetched = {
-            (None, terms): np.frombuffer(b"".join(rows)).reshape(len(rows), -1) for terms, rows in self._packed.items()
-        }
+        fetched: Fetched = {}
         for blocks in by_device.values():
             flat = torch.cat([block.reshape(-1) for _, block in blocks]).cpu().numpy()
             ends = np.cumsum([block.numel() for _, block in blocks])
             for (key, block), piece in zip(blocks, np.split(flat, ends[:-1]), strict=True):
                 fetched[key] = piece.reshape(tuple(block.shape))
         return fetched
+
+
+def gather(slots: Sequence[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.float64]:
+    """Look slots of one kind of terms up.
+
+    Args:
+        slots: what `Board.put` gave.
+        terms: their terms.
+        fetched: what `Board.fetch` gave.
+
+    Returns:
+        ``[slot, column]``.
+    """
+    packed = [slot for slot in slots if isinstance(slot, bytes)]
+    if packed and len(packed) == len(slots):
+        return np.frombuffer(b"".join(packed)).reshape(len(slots), -1)
+    gathered = np.empty((len(slots), len(terms.columns)))
+    for row, slot in enumerate(slots):
+        gathered[row] = np.frombuffer(slot) if isinstance(slot, bytes) else fetched[slot[0], terms][slot[2]]
+    return gathered

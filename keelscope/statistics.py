@@ -36,6 +36,7 @@ __all__ = [
     "SQUARES",
     "VARIANCE",
     "ZERO_FRACTION",
+    "Columns",
     "Statistic",
     "Terms",
     "additive",
@@ -80,6 +81,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if factor == 1.0:
+            return values
         if self.rescale is not None:
             return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
