@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope.entries import elsewhere, is_measurable
+from keelscope.entries import is_measurable, local_shard
 from keelscope.probe import Probe
 from keelscope.sites import SitePlan
 from keelscope.statistics import Statistic
@@ -116,14 +116,22 @@ class Ranks:
         if probe.tap.axis is Axis.PARAMETER:
             observed &= self.counted
             for statistic in probe.statistics:
-                values[statistic.name][~self.counted] = np.nan
-                if not self.records(statistic, probe.tap):
+                if self.records(statistic, probe.tap):
+                    self._of_shards(statistic, values[statistic.name], observed)
+                else:
                     del values[statistic.name]
             return
         for statistic in probe.statistics:
             if probe.tap is Tap.GATE_GRADIENT or statistic.grows:
                 factors = self._like_this(probe.tap, statistic.grows, gates)
                 values[statistic.name] *= factors.reshape(-1, *[1] * len(statistic.dims))
+
+    def _of_shards(self, statistic: Statistic, values: NDArray[np.float64], observed: NDArray[np.bool_]) -> None:
+        """What the entries here add to the whole, in place: a part of a mean square, and 0 where there are none."""
+        values[~self.counted] = np.nan
+        if self.reduce == "shard" and statistic.across_ranks == "root_sum_squares":
+            values *= (self.parts ** (statistic.grows - 0.5)).reshape(-1, *[1] * len(statistic.dims))
+            values[observed & np.isnan(self.parts)] = 0.0
 
     def _like_this(self, tap: Tap, grows: float, gates: Sequence[int]) -> NDArray[np.float64]:
         """``[site]`` or ``[1]``: what turns a value of this rank's entries into that of all, were they like them."""
@@ -297,7 +305,7 @@ def _counted(rank: int, holders: _Group, groups: Iterable[_Group]) -> bool:
 
 
 def _parts(parameter: nn.Parameter) -> float:
-    here = parameter.numel() - elsewhere(parameter.detach()) if is_measurable(parameter) else 0
+    here = local_shard(parameter.detach()).numel() if is_measurable(parameter) else 0
     return parameter.numel() / here if here else math.nan
 
 

@@ -230,7 +230,8 @@ class Recorder:
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
-        seen = self._sightings.seen(self.plan, taps, self.modules.lost, self.modules.jacobians.refused)
+        lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
+        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
     def refresh_labels(self, model: nn.Module) -> None:

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelscope.entries import blocks, constant, elsewhere, implicit_zeros, stored
+from keelscope import kernel
+from keelscope.entries import blocks, constant, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "SQUARES",
     "VARIANCE",
     "ZERO_FRACTION",
+    "Columns",
     "Statistic",
     "Terms",
     "additive",
@@ -66,6 +68,10 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
+    packed: Callable[[Tensor], bytes | None] | None = None
+    """Optional: `of` as packed doubles without torch operations, or None for a tensor that it cannot read."""
+    packed_many: Callable[[list[Tensor]], list[bytes | None]] | None = None
+    """Optional: the same for many one-tensor observations at once."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
@@ -75,6 +81,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if factor == 1.0:
+            return values
         if self.rescale is not None:
             return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
@@ -203,14 +211,19 @@ def _joint_mean(
 
 
 MOMENTS = Terms(
-    "moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0)
+    "moments",
+    ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"),
+    _moments_of,
+    _merge_moments,
+    (0, 1, 2, 1, 0, 0),
+    packed=kernel.moments,
 )
 
 
 def _squares_of(tensor: Tensor) -> Tensor:
-    """``[count, sum of squares]``, the cheapest pass; of a distributed tensor all entries and the squares of some."""
+    """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
     vector = stored(tensor)
-    count = constant(vector.numel() + implicit_zeros(tensor) + elsewhere(tensor), vector.device)
+    count = constant(vector.numel() + implicit_zeros(tensor), vector.device)
     squares = [torch.dot(piece, piece) for piece in blocks(vector)]
     return torch.stack([count, squares[0] if len(squares) == 1 else torch.stack(squares).sum()])
 
@@ -219,12 +232,15 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     """One fused call instead of one per tensor; ``[tensor, (count, sum of squares)]``."""
     vectors = [stored(tensor) for tensor in tensors]
     norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=torch.float64))  # [tensor]
-    pairs = zip(vectors, tensors, strict=True)
-    counts = [vector.numel() + implicit_zeros(tensor) + elsewhere(tensor) for vector, tensor in pairs]
+    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 
-SQUARES = replace(additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)), of_many=_squares_of_many)
+SQUARES = replace(
+    additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)),
+    of_many=_squares_of_many,
+    packed_many=kernel.squares,
+)
 
 
 def _powers_of(tensor: Tensor) -> Tensor:

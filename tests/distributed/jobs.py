@@ -190,6 +190,35 @@ def tensor_parallel():
     return train(model, whole_batch, probes=LITTLE)
 
 
+def sequence_parallel():
+    """Norms on parts of the sequence: their gradients stay parts of a sum, which no rank adds up before the step."""
+    from torch.distributed import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    model, mesh = fresh(width=4, hidden=8).blocks[0], init_device_mesh("cpu", (2,))
+    plan = {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parallelize_module(model, mesh, plan | {"down": RowwiseParallel(output_layouts=Shard(1))})
+    x = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1)).chunk(2, dim=1)[dist.get_rank()]
+    with ks.watch(model, probes=PROBES, sites="all") as watch:
+        model(x).square().sum().backward()
+    return {"run": recorded(watch.run), "coverage": {(e.path, e.what): e.status for e in watch.coverage}}
+
+
+def sharded_after_watching():
+    model = fresh()
+    with ks.watch(model, probes=LITTLE) as watch:
+        sharded(model)
+        loss_of(model, own(batch(0))).backward()
+        watch.step()
+    return {e.path: (e.status, e.reason) for e in watch.coverage if e.what == "parameter"}
+
+
 def fsdp_with_tensor_parallel():
     """Two groups of data, the layers of each on two ranks."""
     from torch.distributed import init_device_mesh
