@@ -294,6 +294,31 @@ def to_file(path: str, how: str, probes: tuple[str, ...] = PROBES):
     return train(model, probes=probes, path=path)
 
 
+def accelerated(path: str):
+    """DDP by Accelerate, with accumulation and clipping."""
+    os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "MASTER_PORT": "29500"}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    from accelerate import Accelerator
+
+    from keelscope.integrations.accelerate import watch_accelerated
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plain_model = fresh()
+    model, optimizer = accelerator.prepare(plain_model, torch.optim.AdamW(plain_model.parameters(), lr=1e-2))
+    assert model is not plain_model
+    truth = []
+    with watch_accelerated(accelerator, model, optimizer, path, probes=LITTLE):
+        for step in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, own(batch(step))))
+                if accelerator.sync_gradients:
+                    truth.append(gradient_norms(model))
+                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+    return truth
+
+
 def first_to_file(path: str, how: str):
     """Only one rank watches, and writes."""
     model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
