@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import runpy
 import signal
 import sys
 import tempfile
@@ -317,6 +318,16 @@ def accelerated(path: str):
                 optimizer.step()
                 optimizer.zero_grad()
     return truth
+
+
+def from_page(script: str, port: int):
+    """A script as `torchrun` would run it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.chdir(Path(script).parent)
+    runpy.run_path(script)
 
 
 def first_to_file(path: str, how: str):
