@@ -270,6 +270,21 @@ def variants(of: str):
     return {name: train(make(), ways[name], probes=LITTLE, clip=0.01, steps=2) for name, make in chosen.items()}
 
 
+def accumulated_without_optimizer():
+    """Nobody says when a step is complete before the first is."""
+    model = sharded(fresh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    truth = []
+    with ks.watch(model, probes=LITTLE) as watch:
+        for step in range(2):
+            accumulated(model, batch(step), step)
+            truth.append(gradient_norms(model))
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    return {"run": recorded(watch.run), "truth": truth, "warnings": []}
+
+
 def checkpointed(model: nn.Module) -> nn.Module:
     from torch.distributed._composable import checkpoint
 
