@@ -295,7 +295,7 @@ class ForwardHook:
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         """Measure the output; returning None leaves it as it is."""
-        if self.owner.attached:
+        if not torch.compiler.is_compiling() and self.owner.attached:
             self.owner._after_forward(self.site, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -311,7 +311,7 @@ class InputHook:
 
     def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input; returning None leaves it as it is."""
-        if self.owner.attached:
+        if not torch.compiler.is_compiling() and self.owner.attached:
             self.owner._before_forward(self.site, module, args, kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:
