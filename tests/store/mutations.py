@@ -259,7 +259,7 @@ def main(folder: Path, first: int, last: int) -> None:
         started = time.process_time()
         try:
             counts[read(path)] += 1
-        except BaseException as error:  # noqa: BLE001 - a finding of any kind
+        except BaseException as error:
             trace = traceback.extract_tb(error.__traceback__)[-1]
             print(
                 json.dumps([seed, type(error).__name__, str(error)[:200], f"{trace.name}:{trace.lineno}"]), flush=True
