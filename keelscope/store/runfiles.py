@@ -180,7 +180,8 @@ class RunFiles:
         """Ranks that a process records now, also those that have no part yet."""
         path, parts = self._path.absolute(), {rank: part for _, rank, part in map(place_of, self._paths())}
         ranks = {*parts, *noted_ranks(path)}
-        return frozenset(rank for rank in ranks if find_writer(path, rank, parts.get(rank)) is not Writer.GONE)
+        nobody = {Writer.GONE, Writer.SEALING}
+        return frozenset(rank for rank in ranks if find_writer(path, rank, parts.get(rank)) not in nobody)
 
     def _paths(self) -> list[Path]:
         return [source.path for source in self._sources]

@@ -164,7 +164,7 @@ def _put(draft: Path, path: Path, stamp: _Stamp) -> Outcome:
     with ExitStack() as stack:
         try:
             for rank in sorted(ranks):
-                stack.callback(WriterLock(path, rank, first_part=_NO_PART).release)
+                stack.callback(WriterLock(path, rank, first_part=_NO_PART, sealing=True).release)
         except BlockingIOError:
             return Outcome.BUSY
         if _stamp(path) != stamp:
