@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
+from keelscope.store.lock import parts_folder
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
 from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
@@ -88,11 +89,11 @@ class FollowedRun:
                 raise SeriesNotFoundError(f"{self.name} cannot be read.")
             yield self._run
 
-    def told(self, error: Exception) -> str:
+    def told(self, error: Exception | str) -> str:
         """What went wrong, without the folder the file lies in.
 
         Args:
-            error: raised while the file was read.
+            error: raised while the file was read, or a note on it.
 
         Returns:
             One sentence.
@@ -235,11 +236,14 @@ class FollowedRun:
             return band(column, max(1, -(-len(column.steps) // bins)))
 
     def _file_stamp(self) -> tuple[int, int, int]:
+        """Inode, size and time of the file; the time is also that at which a part of the run came or went."""
         try:
             stat = self.path.stat()
         except OSError:
             return (0, 0, 0)
-        return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        folder = parts_folder(self.path)
+        changed = folder.stat().st_mtime_ns if folder.is_dir() else 0
+        return (stat.st_ino, stat.st_size, max(stat.st_mtime_ns, changed))
 
     def _open(self, stamp: tuple[int, int, int]) -> None:
         if self.error and stamp == self._stamp:
@@ -260,8 +264,13 @@ class FollowedRun:
             self.close()
             self.error = ""
             self._open(stamp)
-        elif run.refresh() or was_live != run.live:
-            self.revision += 1
+        else:
+            before = run.history.generation
+            if run.refresh() or was_live != run.live:
+                self.revision += 1
+            if run.history.generation != before:
+                BUDGET.forget(self._drawn)
+                self.generation += 1
         self._stamp = stamp
 
     def _fail(self, error: Exception, stamp: tuple[int, int, int]) -> None:

@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError, RunFileError, UsageError
+from keelscope.store.across import NEEDS_ALL
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
+from keelscope.store.history import History
+from keelscope.store.ledger import BY_RANK, PRESENT, Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file, peeking
 from keelscope.store.schema import SCALARS, RunLayout
@@ -33,7 +36,8 @@ class FileSource:
     """A `reader.RunSource` on a file.
 
     Args:
-        path: the run file.
+        path: the run file, or one of its parts.
+        last: whether it is the latest part of its rank; an earlier one is not being written, whoever holds the lock.
 
     Raises:
         RunNotFoundError: if there is no such file.
@@ -41,9 +45,10 @@ class FileSource:
         UnsupportedSchemaError: if a newer major version wrote it.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, last: bool = True) -> None:
         self._path = path
-        self._handle = _open(path)
+        self._last = last
+        self._handle = _open(path, last=last)
         if self.live:
             self._handle.refresh(path)
         self._steps = self._handle.committed(path)
@@ -52,6 +57,27 @@ class FileSource:
     def layout(self) -> RunLayout:
         """What is recorded."""
         return self._handle.layout
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
+    def last(self) -> bool:
+        """Whether it may still grow."""
+        return self._last
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """How the file was made, if it is a sealed one."""
+        return self._handle.ledger
+
+    @property
+    def history(self) -> History:
+        """The sessions that a sealed file is made of."""
+        ledger = self._handle.ledger
+        return History() if ledger is None else History(ledger.sessions, ledger.absences, sealed=True)
 
     @property
     def live(self) -> bool:
@@ -89,7 +115,7 @@ class FileSource:
         """
         return self._slice(group, name, start, stop, sites).astype(np.float64, copy=False)
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
         """Rows of which sites were seen.
 
         Args:
@@ -97,11 +123,16 @@ class FileSource:
             start: first row.
             stop: row after the last.
             sites: stretch of the site axis.
+            name: a statistic: False where its value is unknown because a rank is missing.
 
         Returns:
             ``[step, site]``.
         """
-        return self._slice(group, OBSERVED, start, stop, sites).astype(np.bool_)
+        seen = self._slice(group, OBSERVED, start, stop, sites).astype(np.bool_)
+        unknown = self._handle.unknown.get(group, {}).get(name)
+        if unknown is not None:
+            seen &= ~unknown[start:stop, None]
+        return seen
 
     def _slice(self, group: str, name: str, start: int, stop: int, sites: slice) -> NDArray[np.generic]:
         if not self._handle.file:
@@ -127,13 +158,13 @@ class FileSource:
         if old.state is FileState.CLOSED or not old.file:
             return False
         before = {name: len(steps) for name, steps in self._steps.items()}
-        state = file_state(self._path)
+        state = _state(self._path, last=self._last)
         if self.live:
             old.refresh(self._path)
             self._handle = replace(old, state=state)
         elif state is not FileState.DEAD or old.state is not state:
             old.close()
-            self._handle = _open(self._path, old.layout)
+            self._handle = _open(self._path, old.layout, last=self._last)
         self._steps = self._handle.committed(self._path)
         return before != {name: len(steps) for name, steps in self._steps.items()}
 
@@ -152,6 +183,9 @@ class _Handle:
     layout: RunLayout
     datasets: Mapping[str, Mapping[str, h5py.Dataset]]
     steps: Mapping[str, h5py.Dataset]
+    ledger: Ledger | None
+    unknown: Mapping[str, Mapping[str, NDArray[np.bool_]]]
+    """Steps on which a rank that a sum needs is missing, by group and statistic; only where there are any."""
 
     def close(self) -> None:
         self.file.close()
@@ -178,10 +212,16 @@ class _Handle:
         return {group: steps[steps <= last] for group, steps in found.items()}
 
 
-def _open(path: Path, layout: RunLayout | None = None, attempts: int = 5) -> _Handle:
+def _state(path: Path, *, last: bool) -> FileState:
+    """An earlier part that is marked as being written was left by a writer that died, also while a new one writes."""
+    state = file_state(path)
+    return state if last or state is FileState.CLOSED else FileState.DEAD
+
+
+def _open(path: Path, layout: RunLayout | None = None, *, last: bool = True, attempts: int = 5) -> _Handle:
     """Open and check a run file; a layout that is already known from it need not be read again."""
     try:
-        return _open_checked(path, layout)
+        return _open_checked(path, layout, last=last)
     except RefusedError as error:
         raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
     except RunFileError:
@@ -189,22 +229,24 @@ def _open(path: Path, layout: RunLayout | None = None, attempts: int = 5) -> _Ha
     except _DAMAGE as error:
         # A parent that writes while its forked child reads can be met half way through a write.
         if attempts > 1 and file_state(path) is FileState.LIVE_HERE:
-            return _open(path, layout, attempts - 1)
+            return _open(path, layout, last=last, attempts=attempts - 1)
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
 
 
-def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
-    state = file_state(path)
+def _open_checked(path: Path, layout: RunLayout | None, *, last: bool) -> _Handle:
+    state = _state(path, last=last)
     file, view = open_file(path, state)
     try:
         check_schema(file, path)
-        if layout is None:
-            with peeking(path) as peek:
+        with peeking(path) as peek:
+            if layout is None:
                 layout = read_layout(file, peek)
+            ledger = read_ledger(file, peek)
         # The commit marker is written last, so it is looked at first: the rest then holds at least as many rows.
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
+        unknown = _find_unknown(file, layout) if ledger is not None and BY_RANK in file else {}
     except BaseException:
         file.close()
         if view is not None:
@@ -212,7 +254,22 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
         raise
     if view is not None:
         view.expect_numbers()
-    return _Handle(state, file, view, layout, datasets, steps)
+    return _Handle(state, file, view, layout, datasets, steps, ledger, unknown)
+
+
+def _find_unknown(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, NDArray[np.bool_]]]:
+    """From a sealed file of several ranks: where the sums over ranks are unknown."""
+    parent = child_group(file, BY_RANK)
+    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
+    for group in (spec for spec in layout.groups if spec.name in parent):
+        present = child_dataset(child_group(parent, group.name), PRESENT, "u", 2)
+        if present.size > _MAX_READ:
+            raise RefusedError(f"{present.name} has {present.size} entries")
+        missing = (present[()] == 0).any(axis=0)
+        sums = [spec.name for spec in group.statistics if spec.across_ranks in NEEDS_ALL]
+        if missing.any():
+            found[group.name] = dict.fromkeys(sums, missing)
+    return found
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
+from keelscope.store.history import History
 from keelscope.store.layout import check_wider, row_shape
 from keelscope.store.names import ALL, OBSERVED, WALL_TIME
 from keelscope.store.pace import Pace
@@ -149,6 +150,7 @@ class _MemorySource:
         self._sizes: dict[str, int] = {}
         self.live = table.live
         self.stopped = False  # its writer is this process
+        self.history = History()
         self.refresh()
 
     def steps(self, group: str) -> NDArray[np.int64]:
@@ -158,7 +160,8 @@ class _MemorySource:
         rows = self._table.columns[group, name].rows(start, stop)
         return (rows[:, sites] if rows.ndim > 1 else rows).astype(np.float64)
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
+        del name  # every statistic of a row that one process recorded is known
         return self._table.columns[group, OBSERVED].rows(start, stop)[:, sites].astype(np.bool_)
 
     def refresh(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
+from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
 from keelscope.store.series import Series
@@ -41,14 +42,18 @@ class RunSource(Protocol):
     def stopped(self) -> bool:
         """Whether the writer ended without closing it."""
 
+    @property
+    def history(self) -> History:
+        """Sessions, missing ranks, and what could not be read."""
+
     def steps(self, group: str) -> NDArray[np.int64]:
         """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
 
     def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
         """Rows ``start:stop`` of a statistic, of some sites, or of a scalar, ``[step, ...]``."""
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
-        """Rows ``start:stop`` of which sites were seen, ``[step, site]``."""
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
+        """Rows ``start:stop`` of which sites were seen, ``[step, site]``; of a statistic, where its value is known."""
 
     def refresh(self) -> bool:
         """Look for new rows; True if there are any."""
@@ -58,25 +63,27 @@ class RunSource(Protocol):
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run file for reading, whether it is finished, being written, or was left by a killed process.
+    """Open a run for reading, whether it is finished, being written, or was left by a killed process.
 
-    The file is never changed. A run file is treated as untrusted input: only what the format allows is read.
+    All parts of the run are read as one, those of other processes and of earlier sessions too; what is missing or could
+    not be read is said in `Run.notes`. No file is changed. A run file is treated as untrusted input: only what the
+    format allows is read.
 
     Args:
-        path: the file.
+        path: the file that was named when recording.
 
     Returns:
-        The run. It holds the file open until `Run.close`.
+        The run. It holds its files open until `Run.close`.
 
     Raises:
         RunNotFoundError: if there is no such file.
         NotARunFileError: if it is not a run file, is damaged, or holds something a run file must not hold.
         UnsupportedSchemaError: if a newer major version of keelscope wrote it.
     """
-    from keelscope.store.filesource import FileSource
+    from keelscope.store.runfiles import RunFiles
 
     found = Path(path).expanduser()
-    return Run(FileSource(found), found)
+    return Run(RunFiles(found), found)
 
 
 class Run:
@@ -90,7 +97,7 @@ class Run:
     def __init__(self, source: RunSource, path: Path | None = None) -> None:
         self._source = source
         self.path = path
-        self.groups: Mapping[str, GroupSpec] = {group.name: group for group in source.layout.groups}
+        self.groups = _groups_of(source)
 
     @property
     def info(self) -> RunInfo:
@@ -116,6 +123,16 @@ class Run:
     def stopped(self) -> bool:
         """Whether the recording process ended without closing the file; what it had committed is all there."""
         return self._source.stopped
+
+    @property
+    def history(self) -> History:
+        """The sessions that recorded it, which ranks are missing where, and what could not be read."""
+        return self._source.history
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken rows."""
+        return self._source.history.notes
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -186,12 +203,13 @@ class Run:
         return self._source.steps(group)
 
     def observed(
-        self, group: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
+        self, key: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
     ) -> NDArray[np.bool_]:
         """Whether each site was seen on each step, so that a NaN there is a computed one.
 
         Args:
-            group: name of a group of statistics.
+            key: name of a group, or ``"group/statistic"``: a sum over ranks is unknown where one of them is missing, so
+                that the site counts as not observed there.
             start: first row, counted from the end if negative.
             stop: row after the last.
             sites: which stretch of the site axis.
@@ -202,10 +220,11 @@ class Run:
         Raises:
             SeriesNotFoundError: if the run has no such group.
         """
-        if group not in self.groups:
-            raise SeriesNotFoundError(self._not_found(group))
+        group, _, name = key.partition("/")
+        if group not in self.groups or (name and self._statistic(group, name) is None):
+            raise SeriesNotFoundError(self._not_found(key))
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
-        return self._source.observed(group, first, max(first, last), sites)
+        return self._source.observed(group, first, max(first, last), sites, name)
 
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.
@@ -213,7 +232,9 @@ class Run:
         Returns:
             True if there are any.
         """
-        return self._source.refresh()
+        grown = self._source.refresh()
+        self.groups = _groups_of(self._source)
+        return grown
 
     def close(self) -> None:
         """Close the file. Series that were read stay valid."""
@@ -272,3 +293,7 @@ class Run:
         from keelscope.store.describe import as_html
 
         return as_html(self)
+
+
+def _groups_of(source: RunSource) -> Mapping[str, GroupSpec]:
+    return {group.name: group for group in source.layout.groups}

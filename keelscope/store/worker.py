@@ -116,7 +116,8 @@ class Worker:
         if self._state is State.LIVE or time.monotonic() >= self._retry_at:
             self._guarded(self._commit_waiting)
         with self._wake:
-            self._flush_asked = False
+            # asked for while the last rows were on their way: those that came since are still to be written
+            self._flush_asked = self._flush_asked and bool(self._queue) and self._state is State.LIVE
             self._wake.notify_all()
 
     def _commit_waiting(self) -> None:

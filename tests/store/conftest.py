@@ -3,13 +3,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+from keelscope.store.commit import Committer, State
+from keelscope.store.encoding import create_objects
 from keelscope.store.pace import Pace
+from keelscope.store.rows import RowPacker
 from keelscope.store.schema import (
     CoverageEntry,
     GroupSpec,
@@ -62,6 +66,33 @@ def make_row(layout: RunLayout, step: int) -> Row:
             place = np.arange(np.prod(shape), dtype=np.float64).reshape(shape)
             values[group.name][spec.name] = place / 7.0 + step * 1000.0 + 100.0 * index + 10.0 * number
     return Row(step, 0.25 * step, values, dict.fromkeys(layout.scalars, step / 3.0))
+
+
+def write_part(path: Path, layout: RunLayout, rows: Iterable[Row], *, dead: bool = False) -> Path:
+    """A part file as a writer leaves it: closed, or with the flag of one that was killed."""
+    path.parent.mkdir(exist_ok=True)
+    packer, made = RowPacker(layout), path.with_name(path.name + ".made")
+    with h5py.File(made, "x", libver=("v110", "v110"), rdcc_nbytes=0, track_order=True, locking=False) as file:
+        create_objects(file, packer.layout)
+        file.flush()
+        file.swmr_mode = True
+        committer = Committer(file, packer.layout)
+        batch = [packer.pack(row) for row in rows]
+        if batch:
+            committer.commit(batch)
+        committer.report(State.LIVE if dead else State.DONE, 0)
+        if dead:
+            file.flush()
+            path.write_bytes(made.read_bytes())
+    if not dead:
+        path.write_bytes(made.read_bytes())
+    made.unlink()
+    return path
+
+
+@pytest.fixture(scope="session", name="write_part")
+def _write_part() -> Callable[..., Path]:
+    return write_part
 
 
 @pytest.fixture(scope="session", name="make_layout")
