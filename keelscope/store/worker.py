@@ -121,10 +121,12 @@ class Worker:
             self._wake.notify_all()
 
     def _commit_waiting(self) -> None:
+        if self._state is State.STOPPED:
+            self._parts.begin_again()
         more = True
         while more:
             batch = self._next_batch()
-            done = self._parts.write(batch, self.dropped, again=self._state is State.STOPPED) if batch else 0
+            done = self._parts.write(batch, self.dropped) if batch else 0
             with self._wake:
                 for _ in range(done):
                     self._queue.popleft()
