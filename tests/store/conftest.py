@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -53,6 +54,13 @@ def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", 
         CoverageEntry("head.weight", "parameter", "frozen", "It does not require a gradient."),
     )
     return RunLayout(info, groups, scalars, coverage)
+
+
+def make_small_layout() -> RunLayout:
+    """Two groups of two sites and one statistic each: a file of it is made and read in a few milliseconds."""
+    layout = make_layout(2, scalars=("loss",))
+    groups = tuple(replace(group, statistics=group.statistics[:1]) for group in layout.groups)
+    return replace(layout, groups=groups, coverage=())
 
 
 def make_row(layout: RunLayout, step: int) -> Row:
@@ -111,6 +119,11 @@ def _write_part() -> Callable[..., Path]:
 @pytest.fixture(scope="session", name="make_layout")
 def _make_layout() -> Callable[..., RunLayout]:
     return make_layout
+
+
+@pytest.fixture(scope="session", name="make_small_layout")
+def _make_small_layout() -> Callable[[], RunLayout]:
+    return make_small_layout
 
 
 @pytest.fixture(scope="session", name="make_row")
