@@ -19,8 +19,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope import errors
-from keelscope.errors import NotARunFileError, UsageError
+from keelscope.errors import (
+    NotARunFileError,
+    RunFileError,
+    RunNotFoundError,
+    SeriesNotFoundError,
+    UnknownNameError,
+    UnsupportedSchemaError,
+    UsageError,
+)
 from keelscope.store.frames import BrokenFrameError, pack, rebuilt, receive, send
 from keelscope.store.names import ALL
 from keelscope.store.schema import RunLayout
@@ -31,6 +38,18 @@ PATIENCE: Final = 10.0
 """Seconds until a reading process that does not answer is ended; more for much data."""
 _SLOWEST: Final = 20e6
 _MAX_STEPS: Final = 2**30
+_ERRORS: Final = {
+    kind.__name__: kind
+    for kind in (
+        NotARunFileError,
+        RunFileError,
+        RunNotFoundError,
+        SeriesNotFoundError,
+        UnknownNameError,
+        UnsupportedSchemaError,
+        UsageError,
+    )
+}
 
 
 class _Reader:
@@ -237,9 +256,8 @@ class IsolatedSource:
         self, answer: dict[str, Any], array: NDArray[np.generic] | None
     ) -> tuple[dict[str, Any], NDArray[np.generic] | None]:
         if "error" in answer:
-            kind = getattr(errors, str(answer["error"]), NotARunFileError)
-            known = isinstance(kind, type) and issubclass(kind, errors.KeelscopeError)
-            raise (kind if known else NotARunFileError)(*map(self._told, list(answer.get("about", ()))[:3]))
+            kind = _ERRORS.get(str(answer["error"]), NotARunFileError)
+            raise kind(*map(self._told, list(answer.get("about", ()))[:3]))
         return answer, array
 
     def _told(self, part: object) -> object:
