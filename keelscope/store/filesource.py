@@ -31,7 +31,7 @@ from keelscope.store.view import ClosedView
 
 __all__ = ["FileSource"]
 
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
 _MAX_READ = 16 * 2**30
 _ATTEMPTS = 5
 _PAUSE = 0.02
@@ -246,6 +246,8 @@ def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS
         if isinstance(error, RunFileError):
             raise
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
+    except MemoryError as error:
+        raise NotARunFileError(f"{path} needs more memory than there is.") from error
 
 
 def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
