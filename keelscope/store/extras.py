@@ -18,7 +18,8 @@ from keelscope.errors import NotARunFileError
 from keelscope.store.across import NEEDS_ALL
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.chunks import Peek, read_block
-from keelscope.store.ledger import BY_RANK, PRESENT
+from keelscope.store.history import Absence
+from keelscope.store.ledger import BY_RANK, PRESENT, read_absences
 from keelscope.store.names import ALL, OBSERVED, STATUS
 from keelscope.store.overview import Overview
 from keelscope.store.overviewfile import read_overview
@@ -93,6 +94,10 @@ class Extras:
             return values.astype(np.float64), seen.astype(np.bool_)
 
         return self._guarded(read)
+
+    def absences(self, rows: int) -> tuple[Absence, ...]:
+        """Which ranks are missing on the first rows of a sealed file."""
+        return self._guarded(lambda: tuple(read_absences(self.file, self.peek, rows)))
 
     def unknown(self) -> dict[str, dict[str, NDArray[np.bool_]]]:
         """Steps on which a sum over ranks is unknown, ``[step]``, by group and statistic; only where there are any."""
