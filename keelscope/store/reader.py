@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from keelscope.errors import SeriesNotFoundError
 from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
+from keelscope.store.overview import Overview, joined, reduced
 from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
 from keelscope.store.series import Series
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import xarray
 
 __all__ = ["Run", "RunSource", "open_run"]
+
+_BLOCK = 4096
 
 
 class RunSource(Protocol):
@@ -54,6 +57,9 @@ class RunSource(Protocol):
 
     def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
         """Rows ``start:stop`` of which sites were seen, ``[step, site]``; of a statistic, where its value is known."""
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, if there is such an overview ready made."""
 
     def refresh(self) -> bool:
         """Look for new rows; True if there are any."""
@@ -232,6 +238,48 @@ class Run:
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
         return self._source.observed(group, first, max(first, last), sites, name)
 
+    def overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview:
+        """One series in fewer rows: mean, lowest and highest value of every `factor` recorded rows.
+
+        Sealed files of long runs hold those for 16 and 256 ready made, so that a picture of a long run needs no more
+        than they do; otherwise every row is read. Ready-made ones keep 16 bits of mantissa.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin, at least 1.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, the last of which may hold fewer rows.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold it.
+        """
+        found = self.stored_overview(key, factor, sites=sites)
+        if found is not None:
+            return found
+        rows, block = len(self._source.steps(key.partition("/")[0])), factor * max(1, _BLOCK // factor)
+        return joined([self._reduced(key, at, at + block, factor, sites) for at in range(0, max(rows, 1), block)])
+
+    def stored_overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview | None:
+        """As `overview`, only if the run holds it ready made.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, or None.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold the series.
+        """
+        group, _, name = key.partition("/")
+        if group not in self.groups or self._statistic(group, name) is None:
+            raise SeriesNotFoundError(self._not_found(key))
+        return self._source.overview(group, name, factor, sites)
+
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.
 
@@ -255,6 +303,10 @@ class Run:
         from keelscope.store.labelled import to_tree
 
         return to_tree(self)
+
+    def _reduced(self, key: str, start: int, stop: int, factor: int, sites: slice) -> Overview:
+        series, seen = self.read(key, start, stop, sites=sites), self.observed(key, start, stop, sites=sites)
+        return reduced(series.steps, np.asarray(series.values, np.float64), seen, factor)
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:
