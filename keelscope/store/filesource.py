@@ -7,22 +7,25 @@ commit marker ``step``, so a batch that was being written when the process died 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.errors import NotARunFileError, RunFileError, UsageError
-from keelscope.store.across import NEEDS_ALL
+from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
+from keelscope.store.chunks import read_block
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
+from keelscope.store.extras import Extras
 from keelscope.store.history import History
-from keelscope.store.ledger import BY_RANK, PRESENT, Ledger, read_ledger
+from keelscope.store.ledger import Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
-from keelscope.store.opening import FileState, file_state, open_file, peeking
+from keelscope.store.opening import FileState, file_state, open_file
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
 
@@ -30,6 +33,9 @@ __all__ = ["FileSource"]
 
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
 _MAX_READ = 16 * 2**30
+_ATTEMPTS = 5
+_PAUSE = 0.02
+_T = TypeVar("_T")
 
 
 class FileSource:
@@ -37,7 +43,6 @@ class FileSource:
 
     Args:
         path: the run file, or one of its parts.
-        last: whether it is the latest part of its rank; an earlier one is not being written, whoever holds the lock.
 
     Raises:
         RunNotFoundError: if there is no such file.
@@ -45,13 +50,10 @@ class FileSource:
         UnsupportedSchemaError: if a newer major version wrote it.
     """
 
-    def __init__(self, path: Path, *, last: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._last = last
-        self._handle = _open(path, last=last)
-        if self.live:
-            self._handle.refresh(path)
-        self._steps = self._handle.committed(path)
+        self._handle = _open(path)
+        self._steps = self._steadily(_Handle.committed, "its steps")
 
     @property
     def layout(self) -> RunLayout:
@@ -64,14 +66,15 @@ class FileSource:
         return self._path
 
     @property
-    def last(self) -> bool:
-        """Whether it may still grow."""
-        return self._last
-
-    @property
     def ledger(self) -> Ledger | None:
         """How the file was made, if it is a sealed one."""
         return self._handle.ledger
+
+    @property
+    def extras(self) -> Extras:
+        """What the file holds beside the run."""
+        handle = self._handle
+        return Extras(self._path, handle.file, handle.view.peek, handle.layout)
 
     @property
     def history(self) -> History:
@@ -142,11 +145,15 @@ class FileSource:
         size = (stop - start) * wide * math.prod(dataset.shape[2:]) * dataset.dtype.itemsize
         if size > _MAX_READ:
             raise UsageError(f"{group}/{name}: {size / 2**30:.0f} GB at once is too much; read fewer rows at a time.")
+        place = (slice(start, stop), sites)[: dataset.ndim]
+
+        def read(handle: _Handle) -> NDArray[np.generic]:
+            return read_block(handle.datasets[group][name], place, handle.view.peek)
+
         try:
-            values: NDArray[np.generic] = dataset[start:stop, sites] if dataset.ndim > 1 else dataset[start:stop]
-        except _DAMAGE as error:
-            raise NotARunFileError(f"{self._path} is damaged: {group}/{name} cannot be read ({error}).") from error
-        return values
+            return self._steadily(read, f"{group}/{name}")
+        except MemoryError as error:
+            raise UsageError(f"{group}/{name} does not fit into memory; read fewer rows at a time.") from error
 
     def refresh(self) -> bool:
         """Look for new rows.
@@ -158,19 +165,33 @@ class FileSource:
         if old.state is FileState.CLOSED or not old.file:
             return False
         before = {name: len(steps) for name, steps in self._steps.items()}
-        state = _state(self._path, last=self._last)
+        state = file_state(self._path)
         if self.live:
-            old.refresh(self._path)
-            self._handle = replace(old, state=state)
+            self._steps = self._steadily(_Handle.refreshed, "new rows")
+            self._handle = replace(self._handle, state=state)
         elif state is not FileState.DEAD or old.state is not state:
-            old.close()
-            self._handle = _open(self._path, old.layout, last=self._last)
-        self._steps = self._handle.committed(self._path)
+            self._reopen()
+            self._steps = self._steadily(_Handle.committed, "its steps")
         return before != {name: len(steps) for name, steps in self._steps.items()}
 
     def close(self) -> None:
         """Close the file."""
         self._handle.close()
+
+    def _reopen(self) -> None:
+        self._handle.close()
+        self._handle = _open(self._path, self._handle.layout)
+
+    def _steadily(self, fetch: Callable[[_Handle], _T], what: str, attempts: int = _ATTEMPTS) -> _T:
+        """Read, once more if a commit of the writer was met half way: HDF5 then sees a checksum that does not fit."""
+        try:
+            return fetch(self._handle)
+        except _DAMAGE as error:
+            if attempts == 1 or not self.live:
+                raise NotARunFileError(f"{self._path} is damaged: {what} cannot be read ({error}).") from error
+        time.sleep(_PAUSE)
+        self._reopen()
+        return self._steadily(fetch, what, attempts - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +200,7 @@ class _Handle:
 
     state: FileState
     file: h5py.File
-    view: ClosedView | None
+    view: ClosedView
     layout: RunLayout
     datasets: Mapping[str, Mapping[str, h5py.Dataset]]
     steps: Mapping[str, h5py.Dataset]
@@ -189,87 +210,63 @@ class _Handle:
 
     def close(self) -> None:
         self.file.close()
-        if self.view is not None:
-            self.view.close()
+        self.view.close()
 
-    def refresh(self, path: Path) -> None:
-        try:
-            for dataset in (*self.steps.values(), *(d for columns in self.datasets.values() for d in columns.values())):
-                dataset.refresh()
-        except _DAMAGE as error:
-            raise NotARunFileError(f"{path} is damaged: new rows cannot be read ({error}).") from error
+    def refreshed(self) -> dict[str, NDArray[np.int64]]:
+        """Committed steps of every group, after a look at what the writer has added."""
+        for dataset in (*self.steps.values(), *(d for columns in self.datasets.values() for d in columns.values())):
+            dataset.refresh()
+        return self.committed()
 
-    def committed(self, path: Path) -> dict[str, NDArray[np.int64]]:
+    def committed(self) -> dict[str, NDArray[np.int64]]:
         """Committed steps of every group; those of the scalars come last in a commit, so nothing beyond them counts."""
-        try:
-            found = {
-                group: _increasing(self.steps[group][: min(map(len, columns.values()))])
-                for group, columns in self.datasets.items()
-            }
-        except _DAMAGE as error:
-            raise NotARunFileError(f"{path} is damaged: its steps cannot be read ({error}).") from error
+        found = {
+            group: _increasing(self._steps(group, min(map(len, columns.values()))))
+            for group, columns in self.datasets.items()
+        }
         last = found[SCALARS][-1] if found[SCALARS].size else -1
         return {group: steps[steps <= last] for group, steps in found.items()}
 
-
-def _state(path: Path, *, last: bool) -> FileState:
-    """An earlier part that is marked as being written was left by a writer that died, also while a new one writes."""
-    state = file_state(path)
-    return state if last or state is FileState.CLOSED else FileState.DEAD
+    def _steps(self, group: str, most: int) -> NDArray[np.int64]:
+        return read_block(self.steps[group], (slice(most),), self.view.peek).astype(np.int64, copy=False)
 
 
-def _open(path: Path, layout: RunLayout | None = None, *, last: bool = True, attempts: int = 5) -> _Handle:
+def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS) -> _Handle:
     """Open and check a run file; a layout that is already known from it need not be read again."""
     try:
-        return _open_checked(path, layout, last=last)
+        return _open_checked(path, layout)
     except RefusedError as error:
         raise NotARunFileError(f"{path} is not a run file that can be read: {error}.") from error
-    except RunFileError:
+    except (RunNotFoundError, UnsupportedSchemaError):
         raise
     except _DAMAGE as error:
-        # A parent that writes while its forked child reads can be met half way through a write.
-        if attempts > 1 and file_state(path) is FileState.LIVE_HERE:
-            return _open(path, layout, last=last, attempts=attempts - 1)
+        if attempts > 1 and file_state(path) in {FileState.LIVE, FileState.LIVE_HERE}:
+            time.sleep(_PAUSE)
+            return _open(path, layout, attempts - 1)
+        if isinstance(error, RunFileError):
+            raise
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
 
 
-def _open_checked(path: Path, layout: RunLayout | None, *, last: bool) -> _Handle:
-    state = _state(path, last=last)
+def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
+    state = file_state(path)
     file, view = open_file(path, state)
     try:
         check_schema(file, path)
-        with peeking(path) as peek:
-            if layout is None:
-                layout = read_layout(file, peek)
-            ledger = read_ledger(file, peek)
+        if layout is None:
+            layout = read_layout(file, view.peek)
+        ledger = read_ledger(file, view.peek)
         # The commit marker is written last, so it is looked at first: the rest then holds at least as many rows.
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
-        unknown = _find_unknown(file, layout) if ledger is not None and BY_RANK in file else {}
+        unknown = Extras(path, file, view.peek, layout).unknown() if ledger is not None else {}
     except BaseException:
         file.close()
-        if view is not None:
-            view.close()
+        view.close()
         raise
-    if view is not None:
-        view.expect_numbers()
+    view.expect_numbers()
     return _Handle(state, file, view, layout, datasets, steps, ledger, unknown)
-
-
-def _find_unknown(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, NDArray[np.bool_]]]:
-    """From a sealed file of several ranks: where the sums over ranks are unknown."""
-    parent = child_group(file, BY_RANK)
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-    for group in (spec for spec in layout.groups if spec.name in parent):
-        present = child_dataset(child_group(parent, group.name), PRESENT, "u", 2)
-        if present.size > _MAX_READ:
-            raise RefusedError(f"{present.name} has {present.size} entries")
-        missing = (present[()] == 0).any(axis=0)
-        sums = [spec.name for spec in group.statistics if spec.across_ranks in NEEDS_ALL]
-        if missing.any():
-            found[group.name] = dict.fromkeys(sums, missing)
-    return found
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:

@@ -150,7 +150,7 @@ class _MemorySource:
         self._sizes: dict[str, int] = {}
         self.live = table.live
         self.stopped = False  # its writer is this process
-        self.history = History()
+        self.history = History(problems=_alone(table.layout))
         self.refresh()
 
     def steps(self, group: str) -> NDArray[np.int64]:
@@ -172,3 +172,14 @@ class _MemorySource:
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _alone(layout: RunLayout) -> tuple[str, ...]:
+    """What to say of a run of several ranks of which this process knows its own part only."""
+    part = layout.part
+    if part.world_size == 1:
+        return ()
+    said = f"Kept in the memory of rank {part.rank} of {part.world_size}; what the other ranks saw is not in it"
+    if any(group.provenance.get("reduce") == "shard" for group in layout.groups):
+        said += ", and sizes and gradients of parameters are those of its shards"
+    return (f"{said}.",)

@@ -18,10 +18,10 @@ from keelscope.errors import RunFileError, RunNotFoundError, UnsupportedSchemaEr
 from keelscope.store.filesource import FileSource
 from keelscope.store.history import History, SessionInfo
 from keelscope.store.ledger import Ledger, part_key
-from keelscope.store.lock import Writer, find_writer
+from keelscope.store.lock import Writer, find_writer, noted_ranks
 from keelscope.store.merged import Merged
 from keelscope.store.names import ALL
-from keelscope.store.parts import find_parts
+from keelscope.store.parts import find_parts, place_of
 from keelscope.store.pieces import Piece
 from keelscope.store.schema import RunLayout
 
@@ -66,7 +66,8 @@ class RunFiles:
     @property
     def stopped(self) -> bool:
         """Whether the process that recorded last ended without closing its file."""
-        return not self.live and any(source.stopped for source in self._sources if source.last)
+        last = {source.layout.part.rank: source for source in self._sources}
+        return not self.live and any(source.stopped for source in last.values())
 
     @property
     def history(self) -> History:
@@ -176,10 +177,14 @@ class RunFiles:
         return next((source.ledger for source in self._sources if source.ledger is not None), None)
 
     def _find_live(self) -> frozenset[int]:
-        """Ranks whose lock is held, other than by a process that seals the run."""
-        path = self._path.absolute()
-        ranks = {source.layout.part.rank for source in self._sources}
-        return frozenset(rank for rank in ranks if find_writer(path, rank) not in {Writer.GONE, Writer.SEALING})
+        """Ranks that a process records now, also those that have no part yet."""
+        path, parts = self._path.absolute(), {rank: part for _, rank, part in map(place_of, self._paths())}
+        ranks = {*parts, *noted_ranks(path)}
+        nobody = {Writer.GONE, Writer.SEALING}
+        return frozenset(rank for rank in ranks if find_writer(path, rank, parts.get(rank)) not in nobody)
+
+    def _paths(self) -> list[Path]:
+        return [source.path for source in self._sources]
 
     def _stamp(self) -> _Stamp:
         try:
@@ -192,12 +197,11 @@ class RunFiles:
 def _opened(path: Path, *, strict: bool) -> tuple[list[FileSource], list[str]]:
     """Every part that can be read and is not merged yet, and what is wrong with the others."""
     parts = {(0, 0): path, **find_parts(path)}
-    last = dict(sorted(parts))
     sources: list[FileSource] = []
     errors: list[RunFileError] = []
-    for (rank, part), file in sorted(parts.items()):
+    for file in (parts[key] for key in sorted(parts)):
         try:
-            sources.append(FileSource(file, last=last[rank] == part))
+            sources.append(FileSource(file))
         except RunFileError as error:
             gone = isinstance(error, RunNotFoundError) and file != path  # sealed meanwhile
             if strict or gone or len(parts) == 1 or isinstance(error, UnsupportedSchemaError):

@@ -192,18 +192,20 @@ def _held_back(
 ) -> list[int]:
     """Per piece the step from which a rank that is still recording has not committed its share."""
     last = max(order, default=0)
-    reached: dict[int, int] = dict.fromkeys(live, -1)
-    ranks = set(reached)
+    reached: dict[int, int] = {}
     for piece, session, limit in zip(pieces, order, limits, strict=True):
         if session == last and not piece.sealed:
             steps = piece.steps[SCALARS]
             kept = steps[: int(np.searchsorted(steps, limit))]
-            ranks.add(piece.part.rank)
-            if piece.part.rank in reached and kept.size:
-                reached[piece.part.rank] = int(kept[-1])
-    horizon = min(reached.values()) + 1 if reached and len(ranks) > 1 else _NEVER
-    return [horizon if session == last and not piece.sealed else _NEVER
-            for piece, session in zip(pieces, order, strict=True)]  # fmt: skip
+            own = reached.setdefault(piece.part.rank, -1)
+            reached[piece.part.rank] = int(kept[-1]) if kept.size else own
+    # A live rank without a part in this session is not waited for: it may never begin one.
+    behind = [step for rank, step in reached.items() if rank in live]
+    horizon = min(behind) + 1 if behind and len(reached) > 1 else _NEVER
+    return [
+        horizon if session == last and not piece.sealed else _NEVER
+        for piece, session in zip(pieces, order, strict=True)
+    ]
 
 
 def _stretch(

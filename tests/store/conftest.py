@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from keelscope.store import writer
 from keelscope.store.commit import Committer, State
 from keelscope.store.encoding import create_objects
 from keelscope.store.pace import Pace
@@ -96,6 +97,18 @@ def write_part(path: Path, layout: RunLayout, rows: Iterable[Row], *, dead: bool
         path.write_bytes(made.read_bytes())
     made.unlink()
     return path
+
+
+@pytest.fixture(autouse=True)
+def unsealed(request, monkeypatch):
+    """Closed files are looked at as their writer left them, except where sealing is what is tested."""
+    if "sealing" not in request.fixturenames:
+        monkeypatch.setattr(writer, "seal_closed_run", lambda *_: "")
+
+
+@pytest.fixture
+def sealing():
+    """Closed runs are sealed, as they are outside these tests."""
 
 
 @pytest.fixture(scope="session", name="write_part")
