@@ -21,6 +21,7 @@ from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, R
 from keelscope.store.series import Series
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray
 
 __all__ = ["Run", "RunSource", "open_run"]
@@ -234,6 +235,26 @@ class Run:
         from keelscope.store.labelled import to_tree
 
         return to_tree(self)
+
+    def to_frame(self, *keys: str) -> pd.DataFrame:
+        """Series as one long pandas table, read into memory (needs pandas).
+
+        Args:
+            keys: ``"group/statistic"`` or ``"scalars/name"``; none means all.
+
+        Returns:
+            Columns ``step``, ``group``, ``statistic``, ``site``, ``part`` (such as ``"quantile=0.5"``, mostly empty)
+            and ``value``. A site that was not seen on a step has no row there.
+
+        Raises:
+            UsageError: if pandas is not installed.
+            SeriesNotFoundError: if the run does not hold a series; the message names the nearest ones.
+        """
+        from keelscope.store.framing import to_frame
+
+        for key in keys:
+            self.read(key, 0, 0)
+        return to_frame(self, keys or self.keys())
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:
