@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,53 +19,17 @@ from keelscope.errors import SeriesNotFoundError
 from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.overview import Overview, joined, reduced
-from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
+from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, StatisticSpec
 from keelscope.store.series import Series
+from keelscope.store.source import RunSource
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray
 
-__all__ = ["Run", "RunSource", "open_run"]
+__all__ = ["Run", "open_run"]
 
 _BLOCK = 4096
-
-
-class RunSource(Protocol):
-    """Where a `Run` gets its numbers from."""
-
-    @property
-    def layout(self) -> RunLayout:
-        """What is recorded."""
-
-    @property
-    def live(self) -> bool:
-        """Whether more rows may come."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the writer ended without closing it."""
-
-    @property
-    def history(self) -> History:
-        """Sessions, missing ranks, and what could not be read."""
-
-    def steps(self, group: str) -> NDArray[np.int64]:
-        """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
-
-    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
-        """Rows ``start:stop`` of a statistic, of some sites, or of a scalar, ``[step, ...]``."""
-
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
-        """Rows ``start:stop`` of which sites were seen, ``[step, site]``; of a statistic, where its value is known."""
-
-    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
-        """A statistic in fewer rows, if there is such an overview ready made."""
-
-    def refresh(self) -> bool:
-        """Look for new rows; True if there are any."""
-
-    def close(self) -> None:
-        """Give back what is held open."""
 
 
 def open_run(path: str | Path, *, isolated: bool = False) -> Run:
@@ -303,6 +267,26 @@ class Run:
         from keelscope.store.labelled import to_tree
 
         return to_tree(self)
+
+    def to_frame(self, *keys: str) -> pd.DataFrame:
+        """Series as one long pandas table, read into memory (needs pandas).
+
+        Args:
+            keys: ``"group/statistic"`` or ``"scalars/name"``; none means all.
+
+        Returns:
+            Columns ``step``, ``group``, ``statistic``, ``site``, ``part`` (such as ``"quantile=0.5"``, mostly empty)
+            and ``value``. A site that was not seen on a step has no row there.
+
+        Raises:
+            UsageError: if pandas is not installed.
+            SeriesNotFoundError: if the run does not hold a series; the message names the nearest ones.
+        """
+        from keelscope.store.framing import to_frame
+
+        for key in keys:
+            self.read(key, 0, 0)
+        return to_frame(self, keys or self.keys())
 
     def _reduced(self, key: str, start: int, stop: int, factor: int, sites: slice) -> Overview:
         series, seen = self.read(key, start, stop, sites=sites), self.observed(key, start, stop, sites=sites)
