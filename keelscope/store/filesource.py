@@ -18,20 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
-from keelscope.store.across import NEEDS_ALL
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
-from keelscope.store.chunks import Peek, read_block
+from keelscope.store.chunks import read_block
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
+from keelscope.store.extras import Extras
 from keelscope.store.history import History
-from keelscope.store.ledger import BY_RANK, PRESENT, Ledger, read_ledger
+from keelscope.store.ledger import Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file
+from keelscope.store.overview import Overview
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
 
 __all__ = ["FileSource"]
 
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
 _MAX_READ = 16 * 2**30
 _ATTEMPTS = 5
 _PAUSE = 0.02
@@ -39,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class FileSource:
-    """A `reader.RunSource` on a file.
+    """A `source.RunSource` on a file.
 
     Args:
         path: the run file, or one of its parts.
@@ -69,6 +70,12 @@ class FileSource:
     def ledger(self) -> Ledger | None:
         """How the file was made, if it is a sealed one."""
         return self._handle.ledger
+
+    @property
+    def extras(self) -> Extras:
+        """What the file holds beside the run."""
+        handle = self._handle
+        return Extras(self._path, handle.file, handle.view.peek, handle.layout)
 
     @property
     def history(self) -> History:
@@ -148,6 +155,20 @@ class FileSource:
             return self._steadily(read, f"{group}/{name}")
         except MemoryError as error:
             raise UsageError(f"{group}/{name} does not fit into memory; read fewer rows at a time.") from error
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where a sealed file of a long run holds it.
+
+        Args:
+            group: name of the group.
+            name: statistic.
+            factor: rows per bin.
+            sites: stretch of the site axis.
+
+        Returns:
+            The bins, None if there are none ready made.
+        """
+        return self.extras.overview(group, name, factor, sites) if self.ledger is not None else None
 
     def refresh(self) -> bool:
         """Look for new rows.
@@ -240,6 +261,8 @@ def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS
         if isinstance(error, RunFileError):
             raise
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
+    except MemoryError as error:
+        raise NotARunFileError(f"{path} needs more memory than there is.") from error
 
 
 def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
@@ -254,26 +277,13 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
-        unknown = _find_unknown(file, layout, view.peek) if ledger is not None and BY_RANK in file else {}
+        unknown = Extras(path, file, view.peek, layout).unknown() if ledger is not None else {}
     except BaseException:
         file.close()
         view.close()
         raise
     view.expect_numbers()
     return _Handle(state, file, view, layout, datasets, steps, ledger, unknown)
-
-
-def _find_unknown(file: h5py.File, layout: RunLayout, peek: Peek) -> dict[str, dict[str, NDArray[np.bool_]]]:
-    """From a sealed file of several ranks: where the sums over ranks are unknown."""
-    parent = child_group(file, BY_RANK)
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-    for group in (spec for spec in layout.groups if spec.name in parent):
-        present = child_dataset(child_group(parent, group.name), PRESENT, "u", 2)
-        missing = (read_block(present, (slice(None),), peek) == 0).any(axis=0)
-        sums = [spec.name for spec in group.statistics if spec.across_ranks in NEEDS_ALL]
-        if missing.any():
-            found[group.name] = dict.fromkeys(sums, missing)
-    return found
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:
