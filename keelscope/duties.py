@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
+from keelscope import kernel
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
+from keelscope.kernel import Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
 
-__all__ = ["Duties", "Duty", "Task", "measure"]
+__all__ = ["Duties", "Duty", "Task", "Work", "measure"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,14 +37,42 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What several probes take from the same tensors."""
+
+    tasks: tuple[Task, ...]
+    program: Program
+    """What the compiled kernel can take from a tensor alone."""
+    beside: tuple[Task, ...]
+    """What is left when it has."""
+
+    @classmethod
+    def of(cls, probes: Iterable[Probe]) -> Work:
+        """The work of some probes."""
+        tasks = [Task.of(probe) for probe in probes]
+        steps: list[tuple[tuple[str, Terms], Routine]] = []
+        beside = []
+        for task in tasks:
+            known = [(key, key[1].routine) for key in task.keys if task.sees_everything]
+            steps += [(key, routine) for key, routine in known if routine is not None]
+            rest = tuple(key for key in task.keys if key not in dict(steps))
+            if rest:
+                beside.append(replace(task, keys=rest))
+        return cls(tuple(tasks), program(steps), tuple(beside))
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Duty:
     """What looks at one site on one step."""
 
-    inputs: tuple[Task, ...]
-    outputs: tuple[Task, ...]
-    gradients: tuple[Task, ...]
-    inputs_and_gradients: tuple[Task, ...]
-    attention: tuple[Task, ...]
+    inputs: Work
+    outputs: Work
+    gradients: Work
+    inputs_and_gradients: Work
+    attention: Work
     jacobians: tuple[JacobianProbe, ...]
     needs_gradient: bool
     """Whether something waits for the gradient of the output."""
@@ -50,19 +80,21 @@ class Duty:
     @classmethod
     def of(cls, probes: Sequence[Probe]) -> Duty:
         """The duty of the probes that are due."""
-
-        def tasks(tap: Tap) -> tuple[Task, ...]:
-            return tuple(Task.of(probe) for probe in probes if probe.tap is tap)
-
+        work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
         return cls(
-            tasks(Tap.INPUT),
-            tasks(Tap.OUTPUT),
-            tasks(Tap.OUTPUT_GRADIENT),
-            tasks(Tap.INPUT_AND_GRADIENT),
-            tasks(Tap.ATTENTION),
-            tuple(probe for probe in probes if isinstance(probe, JacobianProbe)),
-            any(probe.tap.in_backward for probe in probes),
+            inputs=work[Tap.INPUT],
+            outputs=work[Tap.OUTPUT],
+            gradients=work[Tap.OUTPUT_GRADIENT],
+            inputs_and_gradients=work[Tap.INPUT_AND_GRADIENT],
+            attention=work[Tap.ATTENTION],
+            jacobians=tuple(probe for probe in probes if isinstance(probe, JacobianProbe)),
+            needs_gradient=any(probe.tap.in_backward for probe in probes),
         )
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether something has to be there before the module runs."""
+        return bool(self.inputs or self.attention or self.jacobians)
 
 
 class Duties:
@@ -106,11 +138,11 @@ class Duties:
         return duty
 
 
-def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board: Board, owner: object) -> TermSlots:
+def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner: object) -> TermSlots:
     """Terms of one observation.
 
     Args:
-        tasks: what looks at it.
+        work: what looks at it.
         tensors: the observation.
         module: whose it is.
         board: where terms go.
@@ -119,8 +151,9 @@ def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board:
     Returns:
         Where the terms are; nothing of a probe that fails or has nothing to say.
     """
-    slots: TermSlots = {}
-    for task in tasks:
+    packed = kernel.measure(work.program, tensors[0]) if work.program and len(tensors) == 1 else None
+    slots: TermSlots = {} if packed is None else packed  # type: ignore[assignment]
+    for task in work.tasks if packed is None else work.beside:
         try:
             view: Tensors | None = tensors
             if not task.sees_everything:

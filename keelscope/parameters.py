@@ -93,6 +93,11 @@ class ParameterHooks:
             if parameter is not None and id(parameter) not in self._hooked:
                 self._hook(parameter)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no parameter is left that `attach_owner` could hook."""
+        return len(self._hooked) == len(self._parameters)
+
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
@@ -124,13 +129,13 @@ class ParameterHooks:
         self._weigh(i for i, _ in owned)
         unseen = []
         for i, parameter in owned if not closure else ():
-            if parameter.grad is not None:
+            gradient = parameter.grad
+            if gradient is not None:
                 record = self._record(i)
                 if not record.stepped and not record.accumulated:
-                    unseen.append((i, parameter))
+                    unseen.append((i, gradient))
                 record.stepped = True
-        for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
-            self._record(i).accumulated = slots
+        self._keep_gradients(unseen)
         if Tap.UPDATE in self._taps:
             self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
@@ -151,8 +156,11 @@ class ParameterHooks:
 
     def rewritten(self, optimizer: Optimizer) -> bool:
         """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
-        pairs = ((self._states.get(i), parameter) for i, parameter in self._of(optimizer))
-        return any(state is not None and state != _state(parameter) for state, parameter in pairs)
+        for i, parameter in self._of(optimizer):
+            state = self._states.get(i)
+            if state is not None and state != _state(parameter):
+                return True
+        return False
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
@@ -203,19 +211,22 @@ class ParameterHooks:
         start = time.perf_counter()
         reached, self._reached = sorted(self._reached), set()
         self._weigh(reached)
-        running = []
+        records, running = self._step.parameters, []
         for i in reached:
             parameter = self._parameters[i]()
-            if parameter is not None and parameter.grad is not None and not self._record(i).stepped:
-                running.append((i, parameter))
-        for (i, parameter), slots in zip(running, self._measure_gradients(running), strict=True):
-            self._record(i).accumulated = slots
-            self._states[i] = _state(parameter)
+            if parameter is None:
+                continue
+            gradient = parameter.grad
+            if gradient is not None and not (i in records and records[i].stepped):
+                running.append((i, gradient))
+                self._states[i] = id(gradient), gradient._version + parameter._version
+        self._keep_gradients(running)
         self.seconds += time.perf_counter() - start
 
-    def _measure_gradients(self, current: list[tuple[int, nn.Parameter]]) -> list[TermSlots]:
-        gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
-        return self._observe_many(Tap.PARAMETER_GRADIENT, gradients)
+    def _keep_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
+        """Measure running gradients, all together."""
+        for (i, _), slots in zip(gradients, self._observe_many(Tap.PARAMETER_GRADIENT, gradients), strict=True):
+            self._record(i).accumulated = slots
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
