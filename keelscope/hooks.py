@@ -62,7 +62,7 @@ class ModuleHooks:
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
-        """Called with every gradient that arrives, before it is measured."""
+        """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
         """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
         that a checkpointed region repeats."""
@@ -241,7 +241,8 @@ class ModuleHooks:
     @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
-        self.on_gradient()
+        if not hook.board.reached:
+            self.on_gradient()
         duty = self._duties[hook.site]
         slots = measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:

@@ -127,11 +127,11 @@ class ParameterHooks:
         self._in_closure = closure
         owned = list(self._of(optimizer))
         self._weigh(i for i, _ in owned)
-        unseen = []
+        records, unseen = self._step.parameters, []
         for i, parameter in owned if not closure else ():
             gradient = parameter.grad
             if gradient is not None:
-                record = self._record(i)
+                record = records.get(i) or self._record(i)
                 if not record.stepped and not record.accumulated:
                     unseen.append((i, gradient))
                 record.stepped = True
@@ -151,7 +151,8 @@ class ParameterHooks:
             before = self._before.pop(i, None)
             if before is not None:
                 update = (parameter.detach() - before, before)
-                self._record(i).update |= self._observe(i, Tap.UPDATE, update)
+                record = self._record(i)
+                record.update = (record.update or {}) | self._observe(i, Tap.UPDATE, update)
         self.seconds += time.perf_counter() - start
 
     def rewritten(self, optimizer: Optimizer) -> bool:
@@ -195,7 +196,8 @@ class ParameterHooks:
         self._expect_end(i)
         slots = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
         if slots:
-            self._record(i).leaf.append(slots)
+            record = self._record(i)
+            record.leaf = [*record.leaf, slots]
 
     def _expect_end(self, i: int) -> None:
         task = torch._C._current_graph_task_id()
@@ -225,8 +227,12 @@ class ParameterHooks:
 
     def _keep_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
         """Measure running gradients, all together."""
+        records = self._step.parameters
         for (i, _), slots in zip(gradients, self._observe_many(Tap.PARAMETER_GRADIENT, gradients), strict=True):
-            self._record(i).accumulated = slots
+            if i in records:
+                records[i].accumulated = slots
+            else:
+                records[i] = ParameterRecord(accumulated=slots)
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""

@@ -100,7 +100,9 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
         return {i: [record.weight] for i, record in records.items() if record.weight}
     if tap is Tap.UPDATE:
         return {i: [record.update] for i, record in records.items() if record.update}
-    return {i: kept for i, record in records.items() if (kept := [one for one in record.gradient() if one])}
+    accumulated = {i: [record.accumulated] for i, record in records.items() if record.accumulated}
+    leaves = {i: kept for i, record in records.items() if (kept := [one for one in record.leaf if one])}
+    return leaves | accumulated if leaves else accumulated
 
 
 def probe_values(
