@@ -14,6 +14,7 @@ from keelscope.models.norms import NORMS
 __all__ = ["FEED_FORWARDS", "INITS", "ModelConfig"]
 
 FEED_FORWARDS = ("gelu", "relu", "swiglu")
+POSITIONS = ("rotary", "learned", "none")
 INITS = ("normal", "scale_norm", "scaled", "torch", "unit_gain", "xavier")
 
 
@@ -65,6 +66,11 @@ class ModelConfig:
     """Whether the head reads through a norm; None leaves it to the scheme."""
     embedding_std: float | None = None
     """Standard deviation of the token embedding; None leaves it to the init (1; .02 for ``normal``, ``scaled``)."""
+    positions: str = "rotary"
+    """How a model knows positions: ``rotary`` (in the attention branches), ``learned`` (a table that is added to the
+    token embedding, drawn like it) or ``none`` (only the causal mask tells them apart)."""
+    context: int = 1024
+    """Longest sequence of a model with learned positions."""
     rope_base: float = 10_000.0
     """Base of the rotary position frequencies."""
 
@@ -73,6 +79,7 @@ class ModelConfig:
         choice("norm", self.norm, NORMS)
         choice("init", self.init, INITS)
         choice("feed_forward", self.feed_forward, FEED_FORWARDS)
+        choice("positions", self.positions, POSITIONS)
         flag("bias", self.bias)
         number("expansion", self.expansion, above=0)
         number("rope_base", self.rope_base, above=1)
@@ -89,6 +96,7 @@ class ModelConfig:
             whole(name, getattr(self, name), 1)
         whole("depth", self.depth, 2)
         whole("vocabulary", self.vocabulary, 2)
+        whole("context", self.context, 1)
         whole("seed", self.seed, 0)
         whole("experts", self.experts, 0)
         whole("experts_per_token", self.experts_per_token, 1)

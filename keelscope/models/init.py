@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from keelscope.models.config import ModelConfig
 
-__all__ = ["DRAWS", "draw_branch", "draw_ends"]
+__all__ = ["DRAWS", "draw_branch", "draw_embedding", "draw_ends"]
 
 SMALL_STD: Final = 0.02
 
@@ -93,6 +93,18 @@ def draw_ends(embedding: nn.Embedding, head: nn.Linear, config: ModelConfig, gen
         config: Names the init and, optionally, the standard deviation of the embedding.
         generator: Source of the numbers.
     """
+    draw_embedding(embedding, config, generator)
+    DRAWS[config.init](head.weight, generator)
+
+
+@torch.no_grad()
+def draw_embedding(embedding: nn.Embedding, config: ModelConfig, generator: Generator) -> None:
+    """Fill a table of tokens or positions.
+
+    Args:
+        embedding: Changed in place.
+        config: Names the init and, optionally, the standard deviation.
+        generator: Source of the numbers.
+    """
     std = config.embedding_std or (SMALL_STD if config.init in {"normal", "scaled"} else 1.0)
     embedding.weight.normal_(0.0, std, generator=generator)
-    DRAWS[config.init](head.weight, generator)

@@ -16,10 +16,12 @@ from torch import nn
 
 from keelscope.models.moe import MixtureOfExperts
 from keelscope.models.norms import NORMS
-from keelscope.models.sublayers import Attention, FeedForward, Rotary
+from keelscope.models.sublayers import Attention, FeedForward
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
 
     from keelscope.models.config import ModelConfig
 
@@ -34,8 +36,8 @@ class Place:
     """Position in the stack, 0 at the embedding."""
     config: ModelConfig
     """The model's sizes and ingredients."""
-    rotary: Rotary
-    """Rotary positions, shared by all attention branches."""
+    rotary: Callable[[Tensor], Tensor]
+    """Turns queries and keys by their position, shared by all attention branches."""
 
     @property
     def depth(self) -> int:

@@ -14,9 +14,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from keelscope.models.config import ModelConfig
 
-__all__ = ["Attention", "FeedForward", "Rotary"]
+__all__ = ["Attention", "FeedForward", "Rotary", "unturned"]
+
+
+def unturned(x: Tensor) -> Tensor:
+    """Queries or keys as they are, for a model without rotary positions.
+
+    Args:
+        x: ``[batch, head, position, feature]``.
+
+    Returns:
+        The same tensor.
+    """
+    return x
 
 
 class Rotary:
@@ -64,17 +78,17 @@ class Rotary:
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention with rotary positions.
+    """Causal multi-head self-attention.
 
     Args:
         config: Sizes, bias and dropout.
-        rotary: The rotary positions of the model.
+        rotary: The rotary positions of the model, or `unturned`.
 
     The optional submodules ``query_norm``, ``key_norm`` and ``value_norm`` act per head
     (``[batch, head, position, feature]``), ``inner_norm`` acts on the joined heads before the output projection.
     """
 
-    def __init__(self, config: ModelConfig, rotary: Rotary) -> None:
+    def __init__(self, config: ModelConfig, rotary: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         width = config.width
         self.heads = config.heads

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Generator, Tensor, nn
 
-from keelscope.models.init import draw_branch, draw_ends
+from keelscope.models.init import draw_branch, draw_embedding, draw_ends
 from keelscope.models.residual import Place, SubLayer
-from keelscope.models.sublayers import Rotary
+from keelscope.models.sublayers import Rotary, unturned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,8 +45,9 @@ class Transformer(nn.Module):
 
     def _make_parts(self, scheme: type[SubLayer]) -> None:
         config = self.config
-        rotary = Rotary(config.width // config.heads, config.rope_base)
+        rotary = Rotary(config.width // config.heads, config.rope_base) if config.positions == "rotary" else unturned
         self.embedding = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width) if config.positions == "learned" else None
         sublayers = [scheme(Place(index, config, rotary), **self.options) for index in range(config.depth)]
         self.opening = sublayers[0].opening(config)
         self.sublayers = nn.ModuleList(sublayers)
@@ -59,6 +60,8 @@ class Transformer(nn.Module):
         draw_ends(self.embedding, self.head, self.config, generator)
         for sublayer in self._entries():
             draw_branch(sublayer.branch, self.config, generator)
+        if self.positions is not None:
+            draw_embedding(self.positions, self.config, generator)
         for sublayer in self._entries():
             sublayer.adjust_init()
         scheme.constrain_ends(self.embedding, self.head)
@@ -79,6 +82,8 @@ class Transformer(nn.Module):
             ``[batch, position, vocabulary]``.
         """
         state = self.embedding(tokens)  # [batch, position, width]
+        if self.positions is not None:
+            state = state + self._learned(tokens.shape[1])
         if self.opening is not None:
             state = self.opening(state)
         for sublayer in self._entries():
@@ -86,6 +91,13 @@ class Transformer(nn.Module):
         if self.closing is not None:
             state = self.closing(state)
         return cast("Tensor", self.head(state))
+
+    def _learned(self, length: int) -> Tensor:
+        if length > self.config.context:
+            raise ValueError(
+                f"{length} positions are more than the model was built for: context = {self.config.context}"
+            )
+        return cast("nn.Embedding", self.positions).weight[:length]  # [position, width]
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -1,8 +1,9 @@
 """Measures the gradient flow of reference models at random init, once per model for the whole folder.
 
-Setup of every measurement: width 64, 4 heads, windows of 32 bytes, batch 8, GELU, RMSNorm, next-byte loss on the text
-of the licence (the default text differs between Python versions). Slopes are fits over sub-layers 10 to 90 %, in
-decades per sub-layer, positive when the gradient shrinks towards the input.
+Setup of every measurement: width 64, 4 heads, windows of 32 characters, batch 8, GELU, RMSNorm, next-character loss on
+the text of the licence (the default text differs between Python versions), with a token for each of its characters.
+Slopes are fits over sub-layers 10 to 90 %, in decades per sub-layer, positive when the gradient shrinks towards the
+input.
 """
 
 from __future__ import annotations
@@ -46,8 +47,18 @@ def fit(values: np.ndarray, skip: int = 0) -> float:
 
 
 @functools.cache
+def characters() -> tuple[Text, torch.Tensor]:
+    """The text, and byte -> number among the bytes that occur in it."""
+    text = Text.read(Path(__file__).parents[2] / "LICENSE")
+    occurs = torch.bincount(text.tokens.long(), minlength=256) > 0
+    return text, occurs.cumsum(0) - 1
+
+
+@functools.cache
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return Text.read(Path(__file__).parents[2] / "LICENSE").batch(0, 8, 32, seed=0)
+    text, number = characters()
+    tokens, targets = text.batch(0, 8, 32, seed=0)
+    return number[tokens], number[targets]
 
 
 def stream_of(output):
@@ -85,7 +96,7 @@ def loss_of(model):
 
 def build(scheme: str, *, linear: bool = False, **options):
     """The model, with every branch replaced by one random matrix if asked for: no attention, v = 1."""
-    model = models.build(scheme, **options)
+    model = models.build(scheme, **{"vocabulary": int(characters()[1][-1]) + 1, **options})
     if linear:
         generator = torch.Generator().manual_seed(options.get("seed", 0))
         for sublayer in model.sublayers:

@@ -25,6 +25,40 @@ def test_the_stack_is_one_flat_list_of_one_class_with_the_depth_asked_for():
     assert kinds == ["Attention", "FeedForward"] * 3
 
 
+def last_logits(positions, *batches):
+    """Logits at the last position of a model with one attention branch."""
+    model = models.build("pre_ln", depth=2, width=16, heads=2, positions=positions, context=8)
+    return [model(torch.tensor([tokens]))[0, -1] for tokens in batches]
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_positions_tell_orders_apart(positions):
+    one, other = last_logits(positions, [1, 2, 3, 4], [3, 1, 2, 4])
+    assert (one - other).abs().max() > 1e-3
+
+
+def test_without_positions_the_order_of_earlier_tokens_is_unseen():
+    torch.testing.assert_close(*last_logits("none", [1, 2, 3, 4], [3, 1, 2, 4]))
+
+
+def test_learned_positions_are_drawn_after_everything_else_and_are_added_to_the_tokens():
+    plain, learned = (
+        models.build("post_ln", depth=2, width=16, heads=2, positions=p, context=8) for p in ("none", "learned")
+    )
+    table = learned.positions.weight
+    assert table.shape == (8, 16)
+    shared = plain.state_dict()
+    assert all(torch.equal(learned.state_dict()[name], value) for name, value in shared.items())
+    plain.embedding.register_forward_hook(lambda _, __, output: output + table[:3])
+    tokens = torch.tensor([[5, 6, 7]])
+    torch.testing.assert_close(learned(tokens), plain(tokens))
+
+
+def test_more_positions_than_the_context_are_an_error():
+    with pytest.raises(ValueError, match="9 positions are more than the model was built for: context = 8"):
+        last_logits("learned", list(range(9)))
+
+
 @pytest.mark.parametrize("scheme", models.SCHEMES)
 def test_logits_have_one_row_per_position_and_every_parameter_gets_a_gradient(scheme):
     model = models.build(scheme, **SMALL, vocabulary=40)

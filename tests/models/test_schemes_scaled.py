@@ -147,7 +147,7 @@ def test_fixup_gradients_start_in_last_matrices_only_and_fall_as_the_root_of_dep
     model(torch.arange(32).view(1, 32)).logsumexp(-1).sum().backward()
     alive = {name.split(".")[-2] for name, p in model.named_parameters() if ".branch." in name and p.grad.any()}
     assert alive == {"output"}
-    assert 1.6 < fall_per_four("fixup") < 2.4
+    assert 1.6 < np.mean([fall_per_four("fixup", seed=seed) for seed in (0, 1)]) < 2.4
 
 
 def test_layerscale_gradients_follow_lambda_and_not_depth(flow, fall_per_four):
@@ -218,9 +218,10 @@ def test_highway_shortcut_slope_is_exact(shortcut_slope, depth):
     assert shortcut_slope("highway", depth=depth) == pytest.approx(expected, rel=0.01)
 
 
-def test_ngpt_is_a_post_ln_with_a_shortcut_of_nineteen(shortcut_slope):
-    """Single seeds scatter by 1e-4 around 5.4e-4, since x and F are not exactly orthogonal at 64 features."""
-    assert 4e-4 < np.mean([shortcut_slope("ngpt", depth=64, seed=seed) for seed in (0, 1)]) < 8e-4
+@pytest.mark.parametrize("seed", [0, 1])
+def test_ngpt_is_a_post_ln_with_a_shortcut_of_nineteen(shortcut_slope, seed):
+    """Seeds scatter by 1e-4 around 6.0e-4, since x and F are not exactly orthogonal at 64 features."""
+    assert 4e-4 < shortcut_slope("ngpt", depth=64, seed=seed) < 8e-4
 
 
 def test_ngpt_gradients_do_not_depend_on_depth(fall_per_four):

@@ -41,6 +41,8 @@ class Labelled:
     """Whether an error or a warning would be a false alarm."""
     findings: Mapping[str, frozenset[str] | Callable[[list[str]], bool]] = field(default_factory=dict)
     """Rule -> the sites it must name, all of them and no other; or a condition on them, input side first."""
+    rounds: bool = False
+    """Whether gradients are 0 but for rounding, which differs between processors, and absolute thresholds with it."""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class Labelled:
         return expected(list(sites)) if callable(expected) else expected == set(sites)
 
 
-def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants=None):
+def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants=None, rounds=False):
     """Label a builder ``build(seed, **variant) -> run``; `findings` is a mapping or a function of the variant."""
 
     if variants is None:
@@ -106,6 +108,7 @@ def label(headline, *, family, healthy=None, findings=None, seeds=(0,), variants
                 headline=headline,
                 healthy=headline in ("healthy", "flat", "drifting") if healthy is None else healthy,
                 findings=_sites(findings(**variant) if callable(findings) else findings or {}),
+                rounds=rounds,
             )
             for variant in variants
             for seed in seeds

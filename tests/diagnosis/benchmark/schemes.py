@@ -148,7 +148,7 @@ def pre_ln_in_bfloat16(seed, depth):
     return kit.once(model, kit.text(seed), kit.cross_entropy)
 
 
-@label("healthy", family="pre_ln one token", variants=[{"scheme": "pre_ln"}, {"scheme": "keel"}])
+@label("healthy", family="pre_ln one token", variants=[{"scheme": "pre_ln"}, {"scheme": "keel"}], rounds=True)
 def sequence_of_one_token(seed, scheme):
     """With one position softmax is constant, so that queries and keys have gradient 0 by construction: no illness."""
     model = models.build(scheme, seed=seed, depth=12, **SMALL)
