@@ -106,8 +106,10 @@ class Duties:
 
     def __init__(self, probes: Iterable[tuple[Probe, ...]]) -> None:
         self._probes = list(probes)
+        self._distinct = _distinct(self._probes)
         self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
         self._now: dict[int, Duty] = {}
+        self._awaited: tuple[int, ...] | None = None
         self.every = _always
 
     @property
@@ -118,18 +120,26 @@ class Duties:
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
         self._every = every
-        distinct = {id(probe): probe for found in self._probes for probe in found}
-        self._now = self._known.setdefault(tuple(every(probe) for probe in distinct.values()), {})
+        now = self._known.setdefault(tuple(every(probe) for probe in self._distinct), {})
+        if now is not self._now:
+            self._now, self._awaited = now, None
 
     def add(self, probes: Sequence[Probe]) -> None:
         """Take in the probes of one more site."""
         self._probes.append(tuple(probes))
+        self._distinct = _distinct(self._probes)
         self._known.clear()
         self.every = self._every
 
     def probes(self, site: int) -> tuple[Probe, ...]:
         """All probes of a site, due or not."""
         return self._probes[site]
+
+    def awaited(self) -> tuple[int, ...]:
+        """Sites where something has to be there before the module runs, on this step."""
+        if self._awaited is None:
+            self._awaited = tuple(site for site in range(len(self._probes)) if self[site].needs_input)
+        return self._awaited
 
     def __getitem__(self, site: int) -> Duty:
         duty = self._now.get(site)
@@ -164,6 +174,10 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
     return slots
+
+
+def _distinct(probes: Iterable[tuple[Probe, ...]]) -> list[Probe]:
+    return list({id(probe): probe for found in probes for probe in found}.values())
 
 
 def _always(_: Probe) -> bool:

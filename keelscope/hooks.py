@@ -53,7 +53,7 @@ class ModuleHooks:
         self._record_for = record_for
         self._handles = ExitStack()
         self._before = ExitStack()
-        self._awaited: list[int] = []
+        self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
@@ -113,7 +113,7 @@ class ModuleHooks:
 
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
-        wanted = [site for site in range(len(self._modules)) if self._duties[site].needs_input]
+        wanted = self._duties.awaited()
         if wanted == self._awaited:
             return
         self._before.close()
@@ -140,7 +140,7 @@ class ModuleHooks:
         """Give every handle back."""
         self._handles.close()
         self._before.close()
-        self._awaited = []
+        self._awaited = ()
         self._on_leaves.close()
         self.jacobians.begin()
         self._attention.reset()
