@@ -104,7 +104,7 @@ WORKLOADS = (
         lambda: gpt2(1, 1024),
         tokens(2, 128, 1024),
         "GPT2Block",
-        0.4,
+        0.2,
     ),
     Workload(
         "W3",
@@ -120,7 +120,7 @@ WORKLOADS = (
         lambda: resnet((1, 1, 1, 1)),
         images,
         "ResNetBottleNeckLayer",
-        0.4,
+        0.2,
     ),
     Workload(
         "W5",
@@ -128,7 +128,7 @@ WORKLOADS = (
         lambda: torch.compile(gpt2(1, 1024), backend="aot_eager"),
         tokens(2, 128, 1024),
         "GPT2Block",
-        0.3,
+        0.2,
     ),
 )
 
