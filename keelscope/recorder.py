@@ -78,7 +78,6 @@ class Recorder:
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
-        self.modules.on_module = self.parameters.attach_owner
         self.look = Look(model)
         self.residuals = ResidualHooks(dict(self.plan.everything), self.probes)
         self.look.on_read = self._observe_residuals
@@ -134,6 +133,7 @@ class Recorder:
         self._eager.begin()
         for hooks in (self.modules, self.gates.modules, self.parameters):
             hooks.attach()
+        self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
