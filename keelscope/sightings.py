@@ -26,6 +26,8 @@ class Sightings:
     """Modules whose output received a gradient."""
     parameters: set[int] = field(default_factory=set)
     """Parameters that received a gradient."""
+    _reached: set[int] = field(default_factory=set)
+    """Their indices."""
 
     def note(self, plan: SitePlan, step: StepRecord) -> None:
         """Take in a step.
@@ -36,12 +38,23 @@ class Sightings:
         """
         for call in step.calls:
             key = id(plan.modules[call.site].module)
-            self.called.add(key)
-            if call.first_gradient():
-                self.with_gradient.add(key)
-        self.parameters |= {id(plan.parameters[i].parameter) for i, r in step.parameters.items() if r.gradient()}
+            if key not in self.with_gradient:
+                self.called.add(key)
+                if call.first_gradient():
+                    self.with_gradient.add(key)
+        for i, record in step.parameters.items():
+            if i not in self._reached and record.gradient():
+                self._reached.add(i)
+                self.parameters.add(id(plan.parameters[i].parameter))
 
-    def seen(self, plan: SitePlan, taps: Iterable[Tap], lost: Mapping[int, str], refused: Mapping[int, str]) -> Seen:
+    def seen(
+        self,
+        plan: SitePlan,
+        taps: Iterable[Tap],
+        lost: Mapping[int, str],
+        refused: Mapping[int, str],
+        unsummed: Iterable[int] = (),
+    ) -> Seen:
         """Everything noted, for the coverage.
 
         Args:
@@ -49,6 +62,7 @@ class Sightings:
             taps: what the probes look at.
             lost: site -> why its calls could not be observed.
             refused: site -> what of it is missing, and why.
+            unsummed: parameters whose gradient is a sum that the ranks had not added up.
 
         Returns:
             The record.
@@ -61,4 +75,5 @@ class Sightings:
             {id(plan.modules[i].module): why for i, why in lost.items()},
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
+            unsummed={id(plan.parameters[i].parameter) for i in unsummed},
         )

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope import kernel
 from keelscope.entries import blocks, constant, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
@@ -35,6 +36,7 @@ __all__ = [
     "SQUARES",
     "VARIANCE",
     "ZERO_FRACTION",
+    "Columns",
     "Statistic",
     "Terms",
     "additive",
@@ -66,6 +68,10 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
+    packed: Callable[[Tensor], bytes | None] | None = None
+    """Optional: `of` as packed doubles without torch operations, or None for a tensor that it cannot read."""
+    packed_many: Callable[[list[Tensor]], list[bytes | None]] | None = None
+    """Optional: the same for many one-tensor observations at once."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
@@ -75,6 +81,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if factor == 1.0:
+            return values
         if self.rescale is not None:
             return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
@@ -102,6 +110,9 @@ class Statistic:
     """False: taken from the first observation of a step only, and the run says so."""
     across_ranks: str = ""
     """How values of several ranks combine, see `StatisticSpec.across_ranks`."""
+    grows: float = 0.0
+    """Power of the number of entries by which it grows over like data: 0.5 for norms, 1 for counts and sums. Each of
+    several data-parallel ranks then records what the whole batch would show if it were like its own."""
     extent: Callable[[Columns], NDArray[np.int64]] | None = None
     """Optional, for the one axis in `dims` where only the model knows how many coordinates there are (heads): named
     columns ``[...]`` -> their number. A run keeps as many as the first recorded row has."""
@@ -200,7 +211,12 @@ def _joint_mean(
 
 
 MOMENTS = Terms(
-    "moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0)
+    "moments",
+    ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"),
+    _moments_of,
+    _merge_moments,
+    (0, 1, 2, 1, 0, 0),
+    packed=kernel.moments,
 )
 
 
@@ -220,7 +236,11 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 
-SQUARES = replace(additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)), of_many=_squares_of_many)
+SQUARES = replace(
+    additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)),
+    of_many=_squares_of_many,
+    packed_many=kernel.squares,
+)
 
 
 def _powers_of(tensor: Tensor) -> Tensor:
@@ -270,13 +290,21 @@ def _squared_norm(t: Columns) -> NDArray[np.float64]:
     return np.where(np.isinf(t["max_abs"]), np.inf, np.where(np.isnan(t["max_abs"]), np.nan, total))
 
 
-MEAN = Statistic("mean", MOMENTS, lambda t: _per_entry(t["mean"] * t["count"], t["count"]), "1", "Mean of the entries.")
+MEAN = Statistic(
+    "mean",
+    MOMENTS,
+    lambda t: _per_entry(t["mean"] * t["count"], t["count"]),
+    "1",
+    "Mean of the entries.",
+    across_ranks="mean",
+)
 VARIANCE = Statistic(
     "variance",
     MOMENTS,
     lambda t: _per_entry(t["m2"], t["count"]),
     "1",
     "Population variance of the entries, mean((x - mean(x))^2).",
+    across_ranks="mean",
 )
 RMS = Statistic(
     "rms",
@@ -284,6 +312,7 @@ RMS = Statistic(
     lambda t: np.sqrt(_per_entry(_squared_norm(t), t["count"])),
     "1",
     "Root mean square of the entries, sqrt(mean(x^2)).",
+    across_ranks="rms",
 )
 NORM = Statistic(
     "norm",
@@ -291,12 +320,24 @@ NORM = Statistic(
     lambda t: np.where(t["count"] > 0, np.sqrt(_squared_norm(t)), np.nan),
     "1",
     "Euclidean norm of all entries, sqrt(sum(x^2)).",
+    across_ranks="rms",
+    grows=0.5,
 )
 MAX_ABS = Statistic(
-    "max_abs", MOMENTS, lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan), "1", "Largest absolute entry."
+    "max_abs",
+    MOMENTS,
+    lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan),
+    "1",
+    "Largest absolute entry.",
+    across_ranks="max",
 )
 ZERO_FRACTION = Statistic(
-    "zero_fraction", MOMENTS, lambda t: _per_entry(t["zeros"], t["count"]), "1", "Share of entries that are exactly 0."
+    "zero_fraction",
+    MOMENTS,
+    lambda t: _per_entry(t["zeros"], t["count"]),
+    "1",
+    "Share of entries that are exactly 0.",
+    across_ranks="mean",
 )
 NONFINITE_COUNT = Statistic(
     "nonfinite_count",
@@ -304,6 +345,8 @@ NONFINITE_COUNT = Statistic(
     lambda t: np.where(t["count"] > 0, t["nonfinite"], np.nan),
     "1",
     "Number of NaN and infinite entries.",
+    across_ranks="mean",
+    grows=1.0,
 )
 KURTOSIS = Statistic(
     "kurtosis",

@@ -21,8 +21,12 @@ from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, U
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.chunks import read_block
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
+from keelscope.store.extras import Extras
+from keelscope.store.history import History
+from keelscope.store.ledger import Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file
+from keelscope.store.overview import Overview
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
 
@@ -39,7 +43,7 @@ class FileSource:
     """A `reader.RunSource` on a file.
 
     Args:
-        path: the run file.
+        path: the run file, or one of its parts.
 
     Raises:
         RunNotFoundError: if there is no such file.
@@ -56,6 +60,28 @@ class FileSource:
     def layout(self) -> RunLayout:
         """What is recorded."""
         return self._handle.layout
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """How the file was made, if it is a sealed one."""
+        return self._handle.ledger
+
+    @property
+    def extras(self) -> Extras:
+        """What the file holds beside the run."""
+        handle = self._handle
+        return Extras(self._path, handle.file, handle.view.peek, handle.layout)
+
+    @property
+    def history(self) -> History:
+        """The sessions that a sealed file is made of."""
+        ledger = self._handle.ledger
+        return History() if ledger is None else History(ledger.sessions, ledger.absences, sealed=True)
 
     @property
     def live(self) -> bool:
@@ -93,7 +119,7 @@ class FileSource:
         """
         return self._slice(group, name, start, stop, sites).astype(np.float64, copy=False)
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
         """Rows of which sites were seen.
 
         Args:
@@ -101,11 +127,16 @@ class FileSource:
             start: first row.
             stop: row after the last.
             sites: stretch of the site axis.
+            name: a statistic: False where its value is unknown because a rank is missing.
 
         Returns:
             ``[step, site]``.
         """
-        return self._slice(group, OBSERVED, start, stop, sites).astype(np.bool_)
+        seen = self._slice(group, OBSERVED, start, stop, sites).astype(np.bool_)
+        unknown = self._handle.unknown.get(group, {}).get(name)
+        if unknown is not None:
+            seen &= ~unknown[start:stop, None]
+        return seen
 
     def _slice(self, group: str, name: str, start: int, stop: int, sites: slice) -> NDArray[np.generic]:
         if not self._handle.file:
@@ -124,6 +155,20 @@ class FileSource:
             return self._steadily(read, f"{group}/{name}")
         except MemoryError as error:
             raise UsageError(f"{group}/{name} does not fit into memory; read fewer rows at a time.") from error
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where a sealed file of a long run holds it.
+
+        Args:
+            group: name of the group.
+            name: statistic.
+            factor: rows per bin.
+            sites: stretch of the site axis.
+
+        Returns:
+            The bins, None if there are none ready made.
+        """
+        return self.extras.overview(group, name, factor, sites) if self.ledger is not None else None
 
     def refresh(self) -> bool:
         """Look for new rows.
@@ -174,6 +219,9 @@ class _Handle:
     layout: RunLayout
     datasets: Mapping[str, Mapping[str, h5py.Dataset]]
     steps: Mapping[str, h5py.Dataset]
+    ledger: Ledger | None
+    unknown: Mapping[str, Mapping[str, NDArray[np.bool_]]]
+    """Steps on which a rank that a sum needs is missing, by group and statistic; only where there are any."""
 
     def close(self) -> None:
         self.file.close()
@@ -224,16 +272,18 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
         check_schema(file, path)
         if layout is None:
             layout = read_layout(file, view.peek)
+        ledger = read_ledger(file, view.peek)
         # The commit marker is written last, so it is looked at first: the rest then holds at least as many rows.
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
+        unknown = Extras(path, file, view.peek, layout).unknown() if ledger is not None else {}
     except BaseException:
         file.close()
         view.close()
         raise
     view.expect_numbers()
-    return _Handle(state, file, view, layout, datasets, steps)
+    return _Handle(state, file, view, layout, datasets, steps, ledger, unknown)
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:

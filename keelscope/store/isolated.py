@@ -29,7 +29,10 @@ from keelscope.errors import (
     UsageError,
 )
 from keelscope.store.frames import BrokenFrameError, pack, rebuilt, receive, send
+from keelscope.store.history import History
 from keelscope.store.names import ALL
+from keelscope.store.overview import COLUMNS as OVERVIEW_COLUMNS
+from keelscope.store.overview import Overview
 from keelscope.store.schema import RunLayout
 
 __all__ = ["IsolatedSource"]
@@ -142,6 +145,11 @@ class IsolatedSource:
         """Whether the file had been left by a dead writer when it was last looked at."""
         return self._stopped
 
+    @property
+    def history(self) -> History:
+        """Sessions, missing ranks, and what could not be read when it was last looked at."""
+        return self._history
+
     def steps(self, group: str) -> NDArray[np.int64]:
         """Committed steps of a group, as of the last refresh.
 
@@ -173,7 +181,7 @@ class IsolatedSource:
         _, found = self._ask(request, 8 * self._cells(group, name, start, stop, sites))
         return self._array(found, np.float64, stop - start)
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
         """Rows of which sites were seen.
 
         Args:
@@ -181,13 +189,36 @@ class IsolatedSource:
             start: first row.
             stop: row after the last.
             sites: stretch of the site axis.
+            name: a statistic: False where its value is unknown.
 
         Returns:
             ``[step, site]``.
         """
-        request = {"do": "observed", "group": group, "rows": [start, stop], "sites": _plain(sites)}
+        request = {"do": "observed", "group": group, "name": name, "rows": [start, stop], "sites": _plain(sites)}
         _, found = self._ask(request, self._cells(group, "", start, stop, sites))
         return self._array(found, np.bool_, stop - start)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where a sealed file of a long run holds it.
+
+        Args:
+            group: name of the group.
+            name: statistic.
+            factor: rows per bin.
+            sites: stretch of the site axis.
+
+        Returns:
+            The bins, None if there are none ready made.
+        """
+        bins = -(-len(self.steps(group)) // max(1, factor))
+        request = {"do": "overview", "group": group, "name": name, "factor": factor, "sites": _plain(sites)}
+        most, columns = 8 * self._cells(group, name, 0, bins, sites), []
+        for column, kind in OVERVIEW_COLUMNS.items():
+            answer, found = self._ask({**request, "column": column}, max(most, 8 * bins))
+            if not answer.get("has"):
+                return None
+            columns.append(self._array(found, kind, bins))
+        return Overview(*columns)
 
     def refresh(self) -> bool:
         """Look for new rows.
@@ -198,7 +229,7 @@ class IsolatedSource:
         if self._closed:
             return False
         answer, _ = self._ask({"do": "refresh"})
-        self._live, self._stopped = bool(answer["live"]), bool(answer["stopped"])
+        self._learn(answer)
         if answer["new"]:
             self._steps.clear()
         return bool(answer["new"])
@@ -227,12 +258,19 @@ class IsolatedSource:
 
     def _open(self) -> None:
         answer, _ = self._checked({"do": "open", "path": str(self._path.absolute())}, 0)
-        try:
-            self._layout = rebuilt(RunLayout, answer["layout"])
-            self._run, self._live, self._stopped = int(answer["run"]), bool(answer["live"]), bool(answer["stopped"])
-        except (BrokenFrameError, KeyError, TypeError, ValueError) as error:
-            raise self._refused(str(error)) from error
+        self._run = int(answer.get("run", -1))
+        self._learn(answer)
         self._generation = _READER.generation
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        """What the reading process says of the run as a whole; the layout only when it is new."""
+        try:
+            if "layout" in answer:
+                self._layout = rebuilt(RunLayout, answer["layout"])
+            self._live, self._stopped = bool(answer["live"]), bool(answer["stopped"])
+            self._history = rebuilt(History, answer["history"])
+        except (BrokenFrameError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise self._refused(str(error)) from error
 
     def _ask(self, message: dict[str, Any], most: int = 0) -> tuple[dict[str, Any], NDArray[np.generic] | None]:
         if self._closed:

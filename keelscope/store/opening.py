@@ -22,6 +22,7 @@ import h5py
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError
 from keelscope.store import superblock
 from keelscope.store.lock import Writer, find_writer
+from keelscope.store.parts import place_of
 from keelscope.store.view import ClosedView
 
 __all__ = ["FileState", "file_state", "open_file"]
@@ -92,10 +93,10 @@ def _state_of(path: Path, descriptor: int) -> FileState:
         raise NotARunFileError(
             f"{path} was left open by another program; if none is writing it, run: h5clear -s --increment=0 FILE."
         )
-    writer = find_writer(path.absolute())
+    writer = find_writer(*place_of(path.absolute()))
     if writer is Writer.HERE or (writer is Writer.PARENT and _has_open_files()):
         return FileState.LIVE_HERE
-    if writer is not Writer.GONE:
+    if writer not in {Writer.GONE, Writer.SEALING}:
         return FileState.LIVE
     # The writer may have closed the file between the two looks.
     closed = _superblock(path, descriptor).flags == superblock.CLOSED

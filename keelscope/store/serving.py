@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from keelscope.errors import KeelscopeError
 from keelscope.store.frames import BrokenFrameError, pack, receive, send
+from keelscope.store.overview import Overview
 from keelscope.store.reader import RunSource, open_run
 
 __all__ = ["main"]
@@ -30,6 +31,7 @@ class _Desk:
     def __init__(self) -> None:
         self._sources: dict[int, RunSource] = {}
         self._next = 0
+        self._overview_of: tuple[tuple[object, ...], Overview | None] = ((), None)
 
     def answer(self, request: dict[str, Any]) -> list[memoryview]:
         """What was asked for, or what went wrong."""
@@ -46,7 +48,7 @@ class _Desk:
         source = open_run(Path(path))._source
         self._next += 1
         self._sources[self._next] = source
-        return {"run": self._next, "layout": source.layout, "live": source.live, "stopped": source.stopped}, None
+        return {"run": self._next, "layout": source.layout, **_state(source)}, None
 
     def _steps(self, run: int, group: str) -> tuple[dict[str, Any], NDArray[np.int64]]:
         return {}, self._sources[run].steps(group)
@@ -57,18 +59,33 @@ class _Desk:
         return {}, self._sources[run].read(group, name, *rows, slice(*sites))
 
     def _observed(
-        self, run: int, group: str, rows: tuple[int, int], sites: list[int | None]
+        self, run: int, group: str, name: str, rows: tuple[int, int], sites: list[int | None]
     ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-        return {}, self._sources[run].observed(group, *rows, slice(*sites))
+        return {}, self._sources[run].observed(group, *rows, slice(*sites), name)
+
+    def _overview(
+        self, run: int, group: str, name: str, factor: int, sites: list[int | None], column: str
+    ) -> tuple[dict[str, Any], NDArray[np.generic] | None]:
+        if self._overview_of[0] != (run, group, name, factor, tuple(sites)):
+            found = self._sources[run].overview(group, name, factor, slice(*sites))
+            self._overview_of = ((run, group, name, factor, tuple(sites)), found)
+        found = self._overview_of[1]
+        return {"has": found is not None}, None if found is None else np.ascontiguousarray(getattr(found, column))
 
     def _refresh(self, run: int) -> tuple[dict[str, Any], None]:
         source = self._sources[run]
-        new = source.refresh()
-        return {"new": new, "live": source.live, "stopped": source.stopped}, None
+        before, new = source.layout, source.refresh()
+        self._overview_of = ((), None)
+        changed = {} if source.layout is before else {"layout": source.layout}
+        return {"new": new, **changed, **_state(source)}, None
 
     def _close(self, run: int) -> tuple[dict[str, Any], None]:
         self._sources.pop(run).close()
         return {}, None
+
+
+def _state(source: RunSource) -> dict[str, Any]:
+    return {"live": source.live, "stopped": source.stopped, "history": source.history}
 
 
 def main() -> None:

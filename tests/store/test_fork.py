@@ -17,7 +17,7 @@ from keelscope.store.reader import open_run
 from keelscope.store.writer import RunWriter
 
 def write_through_hdf5():
-    file = writer._worker._file
+    file = writer._worker._parts.part.file
     file["status"][0] = 9.0
     file["gradients/norm"].resize(500, axis=0)
     file.flush()

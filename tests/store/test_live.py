@@ -159,7 +159,7 @@ def test_a_torn_piece_of_a_live_file_is_an_error_and_never_a_reader_that_waits(t
     content = writer.path.read_bytes()
     writer.close()
     monkeypatch.setattr(filesource, "_PAUSE", 0.0)
-    monkeypatch.setattr(opening, "find_writer", lambda _: Writer.ELSEWHERE)
+    monkeypatch.setattr(opening, "find_writer", lambda *_: Writer.ELSEWHERE)
     torn, outcomes = tmp_path / "torn.h5", {"read": 0, "refused": 0}
     places = [found.start() for found in re.finditer(b"OHDR|OCHK|EA[HI]B|EAHD|FRHP|FHDB|BTHD|GCOL", content)]
     for place in places[::5]:
@@ -186,7 +186,7 @@ def test_a_commit_that_is_met_half_way_is_read_again(tmp_path, layout, make_row,
     writer.flush()
     content = writer.path.read_bytes()
     writer.close()
-    monkeypatch.setattr(opening, "find_writer", lambda _: Writer.ELSEWHERE)
+    monkeypatch.setattr(opening, "find_writer", lambda *_: Writer.ELSEWHERE)
     copy = tmp_path / "copy.h5"
     copy.write_bytes(content)
     run = open_run(copy)
