@@ -40,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class FileSource:
-    """A `reader.RunSource` on a file.
+    """A `source.RunSource` on a file.
 
     Args:
         path: the run file, or one of its parts.

@@ -113,7 +113,7 @@ atexit.register(_READER.end)
 
 
 class IsolatedSource:
-    """A `reader.RunSource` on a file, read by another process.
+    """A `source.RunSource` on a file, read by another process.
 
     Args:
         path: the run file.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray
 
-__all__ = ["Run", "RunSource", "open_run"]
+__all__ = ["Run", "open_run"]
 
 _BLOCK = 4096
 

@@ -33,7 +33,7 @@ _Stamp = tuple[int, tuple[Path, ...]]
 
 
 class RunFiles:
-    """A `reader.RunSource` on all parts of a run.
+    """A `source.RunSource` on all parts of a run.
 
     Args:
         path: the file that was named when recording.

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from keelscope.errors import KeelscopeError
 from keelscope.store.frames import BrokenFrameError, pack, receive, send
 from keelscope.store.overview import Overview
-from keelscope.store.reader import RunSource, open_run
+from keelscope.store.reader import open_run
+from keelscope.store.source import RunSource
 
 __all__ = ["main"]
 

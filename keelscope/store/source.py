@@ -1,4 +1,4 @@
-"""What a `reader.Run` needs to get its numbers from: a file, several files, another process, or memory."""
+"""`RunSource`: what a `reader.Run` needs of whatever holds its numbers: a file, several, memory, or another process."""
 
 from __future__ import annotations
 
