@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -21,6 +22,7 @@ from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
 from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
 from keelscope_dashboards.levels import LayerAxis, Levels
+from keelscope_dashboards.overviews import begin_from_overview
 from keelscope_dashboards.panels import PANELS, Panel
 from keelscope_dashboards.pooling import Band, Tile, band
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "FollowedRun", "Status"]
 
 Status = Literal["live", "finished", "stopped", "error"]
+ISOLATED = partial(open_run, isolated=True)  # one bad file must not take the others down
 LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
 
@@ -56,7 +59,7 @@ class FollowedRun:
         opener: how the file is opened.
     """
 
-    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = open_run) -> None:
+    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = ISOLATED) -> None:
         self.path = path
         self.name = name
         self.error = ""
@@ -191,6 +194,7 @@ class FollowedRun:
     def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
         drawn, late = self._panel(panel, layer), time.monotonic() + seconds
         with self.reading() as run:
+            begin_from_overview(run, drawn)
             for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
                 if time.monotonic() > late:

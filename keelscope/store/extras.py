@@ -18,7 +18,8 @@ from keelscope.errors import NotARunFileError
 from keelscope.store.across import NEEDS_ALL
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
 from keelscope.store.chunks import Peek, read_block
-from keelscope.store.ledger import BY_RANK, PRESENT
+from keelscope.store.history import Absence
+from keelscope.store.ledger import BY_RANK, PRESENT, read_absences
 from keelscope.store.names import ALL, OBSERVED, STATUS
 from keelscope.store.overview import Overview
 from keelscope.store.overviewfile import read_overview
@@ -94,6 +95,10 @@ class Extras:
 
         return self._guarded(read)
 
+    def absences(self, rows: int) -> tuple[Absence, ...]:
+        """Which ranks are missing on the first rows of a sealed file."""
+        return self._guarded(lambda: tuple(read_absences(self.file, self.peek, rows)))
+
     def unknown(self) -> dict[str, dict[str, NDArray[np.bool_]]]:
         """Steps on which a sum over ranks is unknown, ``[step]``, by group and statistic; only where there are any."""
         found: dict[str, dict[str, NDArray[np.bool_]]] = {}
@@ -105,20 +110,19 @@ class Extras:
                 found[group.name] = dict.fromkeys(sums, missing)
         return found
 
-    def overview(self, group: str, name: str, factor: int, bins: slice, sites: slice) -> Overview | None:
+    def overview(self, group: str, name: str, factor: int, sites: slice) -> Overview | None:
         """An overview that the file holds ready made.
 
         Args:
             group: name of the group.
             name: statistic.
             factor: rows per bin.
-            bins: which bins.
             sites: which stretch of the site axis.
 
         Returns:
             The bins, None if the file has no such overview.
         """
-        return self._guarded(lambda: read_overview(self.file, group, name, factor, (bins, sites), self.peek))
+        return self._guarded(lambda: read_overview(self.file, group, name, factor, (ALL, sites), self.peek))
 
     def _by_rank(self) -> h5py.Group | None:
         return child_group(self.file, BY_RANK) if BY_RANK in self.file else None

@@ -20,7 +20,17 @@ from keelscope.store.history import Absence, SessionInfo
 from keelscope.store.names import STEP, clean
 from keelscope.store.schema import PartInfo
 
-__all__ = ["BY_RANK", "PRESENT", "Ledger", "PartKey", "part_key", "read_ledger", "write_ledger", "write_present"]
+__all__ = [
+    "BY_RANK",
+    "PRESENT",
+    "Ledger",
+    "PartKey",
+    "part_key",
+    "read_absences",
+    "read_ledger",
+    "write_ledger",
+    "write_present",
+]
 
 BY_RANK = "by_rank"
 PRESENT = "present"
@@ -89,7 +99,7 @@ def read_ledger(file: h5py.File, peek: Peek) -> Ledger | None:
         sealed_at,
         tuple(SessionInfo(*row) for row in sessions),
         frozenset((rank, part, session) for rank, part, session in merged),
-        tuple(_read_absences(file, peek)) if _RANKS in file else (),
+        tuple(read_absences(file, peek)) if _RANKS in file else (),
     )
 
 
@@ -163,15 +173,25 @@ def _columns(file: h5py.File, name: str, columns: Sequence[str], peek: Peek) -> 
     return list(zip(*found, strict=True))
 
 
-def _read_absences(file: h5py.File, peek: Peek) -> list[Absence]:
+def read_absences(file: h5py.File, peek: Peek, rows: int | None = None) -> list[Absence]:
+    """Which ranks recorded nothing on which steps of a sealed file of several ranks.
+
+    Args:
+        file: an open run file.
+        peek: reads bytes of the same file.
+        rows: how many of its first rows count; all if None.
+
+    Returns:
+        One entry per rank that is missing somewhere.
+
+    Raises:
+        RefusedError: if it holds something else under those names.
+    """
     group = child_group(file, _RANKS)
     steps, present = child_dataset(group, STEP, "i", 1), child_dataset(group, PRESENT, "u", 2)
-    if present.shape[1:] != steps.shape or present.size > 2**30:
+    if present.shape[1:] != steps.shape:
         raise RefusedError("/ranks/present does not fit /ranks/step")
-    numbers, absences = read_block(steps, (slice(None),), peek), []
-    table = read_block(present, (slice(None),), peek)
-    for rank in range(len(present)):
-        missing = numbers[table[rank] == 0]
-        if missing.size:
-            absences.append(Absence(rank, missing.size, int(missing[0]), int(missing[-1])))
-    return absences
+    numbers = read_block(steps, (slice(rows),), peek)
+    table = read_block(present, (slice(None), slice(rows)), peek)
+    missing = [(rank, numbers[table[rank] == 0]) for rank in range(len(table))]
+    return [Absence(rank, len(gone), int(gone[0]), int(gone[-1])) for rank, gone in missing if len(gone)]

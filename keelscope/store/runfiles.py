@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from keelscope.errors import RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
 from keelscope.store.filesource import FileSource
-from keelscope.store.history import History, SessionInfo
+from keelscope.store.history import Absence, History, SessionInfo
 from keelscope.store.ledger import Ledger, part_key
 from keelscope.store.lock import Writer, find_writer, noted_ranks
 from keelscope.store.merged import Merged
 from keelscope.store.names import ALL
+from keelscope.store.overview import Overview
 from keelscope.store.parts import find_parts, place_of
 from keelscope.store.pieces import Piece
 from keelscope.store.schema import RunLayout
@@ -32,7 +33,7 @@ _Stamp = tuple[int, tuple[Path, ...]]
 
 
 class RunFiles:
-    """A `reader.RunSource` on all parts of a run.
+    """A `source.RunSource` on all parts of a run.
 
     Args:
         path: the file that was named when recording.
@@ -52,6 +53,7 @@ class RunFiles:
         self._sources, self._problems, self._seen = self._open()
         self._ledger, self._live = self._find_ledger(), self._find_live()
         self._merged = self._fresh(None)
+        self._told = self._tell()
 
     @property
     def layout(self) -> RunLayout:
@@ -72,15 +74,9 @@ class RunFiles:
     @property
     def history(self) -> History:
         """Sessions, missing ranks, and what could not be read."""
-        merged, ledger = self._merged, self._ledger
-        sessions, absences = merged.timeline.sessions, tuple(merged.timeline.absences())
-        if ledger is not None:
-            rest = sessions[1:]
-            sessions = (*_cut(ledger, sessions[0].rows_cut if sessions else 0), *rest)
-            absences = (*ledger.absences, *absences)
-        problems = (*self._problems, *merged.problems)
-        sealed = ledger is not None and len(self._sources) == 1
-        return History(sessions, absences, problems, self._generation, sealed)
+        problems = (*self._problems, *self._merged.problems)
+        sealed = self._ledger is not None and len(self._sources) == 1
+        return History(*self._told, problems, self._generation, sealed)
 
     @property
     def merged(self) -> Merged:
@@ -112,6 +108,11 @@ class RunFiles:
         """Rows of which sites were seen, see `Merged.observed`."""
         self._check_open()
         return self._merged.observed(group, start, stop, sites, name)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where the run is one sealed file that holds it, see `FileSource.overview`."""
+        self._check_open()
+        return self._sources[0].overview(group, name, factor, sites) if len(self._sources) == 1 else None
 
     def refresh(self) -> bool:
         """Look for new rows and parts.
@@ -158,6 +159,7 @@ class RunFiles:
 
     def _look(self, before: Merged) -> bool:
         self._merged = self._fresh(before)
+        self._told = self._tell()
         return self._compare(before)
 
     def _compare(self, before: Merged) -> bool:
@@ -168,6 +170,18 @@ class RunFiles:
             self._generation += 1
             return True
         return any(len(before.steps(name)) != len(now.steps(name)) for name in names)
+
+    def _tell(self) -> tuple[tuple[SessionInfo, ...], tuple[Absence, ...]]:
+        """Sessions and missing ranks; of a sealed file that was overtaken since, as far as it still counts."""
+        timeline, ledger = self._merged.timeline, self._ledger
+        sessions, absences = timeline.sessions, tuple(timeline.absences())
+        if ledger is None:
+            return sessions, absences
+        earlier, lost = ledger.absences, sessions[0].rows_cut
+        if lost and earlier:
+            sealed = next(source for source in self._sources if source.ledger is not None)
+            earlier = sealed.extras.absences(sessions[0].rows)
+        return (*_cut(ledger, lost), *sessions[1:]), (*earlier, *absences)
 
     def _fresh(self, before: Merged | None) -> Merged:
         pieces = [Piece(source, source.ledger is not None) for source in self._sources]

@@ -158,9 +158,8 @@ def python(environment) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
-            **options,
+            **{"timeout": 120, **options},
         )
         assert not check or done.returncode == 0, done.stderr
         return done
