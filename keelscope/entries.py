@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["blocks", "constant", "implicit_zeros", "is_measurable", "local_shard", "plainly", "stored"]
+__all__ = [
+    "blocks",
+    "constant",
+    "elsewhere",
+    "implicit_zeros",
+    "is_measurable",
+    "local_shard",
+    "plainly",
+    "stored",
+]
 
 _CACHED_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
@@ -75,6 +84,13 @@ def _stored_otherwise(values: Tensor) -> Tensor:
 def local_shard(tensor: Tensor) -> Tensor:
     """The part of a distributed tensor that lies on this rank; every other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def elsewhere(tensor: Tensor) -> int:
+    """Number of real entries of a distributed tensor that lie on other ranks only; 0 for every other tensor."""
+    if type(tensor) is Tensor or not hasattr(tensor, "to_local"):
+        return 0
+    return (2 if tensor.is_complex() else 1) * (tensor.numel() - local_shard(tensor).numel())
 
 
 def implicit_zeros(tensor: Tensor) -> int:

@@ -85,6 +85,12 @@ class GateHooks:
             found |= {i for i, watched in enumerate(self._plan.parameters) if is_small(watched.parameter)}
         return sorted(i for i in found if i is not None)
 
+    @property
+    def indices(self) -> list[int]:
+        """Of each gate the index of the parameter that it is, -1 of those that depend on data or never change."""
+        own = (gate.parameter if gate.kind.startswith("learnable") else None for gate in self.gates)
+        return [self._indices.get(path or "", -1) for path in own]
+
     def begin(self) -> None:
         """Start a step."""
         self.end()

@@ -180,8 +180,12 @@ class ParameterHooks:
         if task != self._task:  # a new backward pass, also after one that raised half-way
             self._task = task
             self.on_backward()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
         self._reached.add(i)
+
+    def _last_gradient(self) -> None:
+        """Wait for what is queued already: data-parallel wrappers put averaged gradients in place there."""
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     @contained
     def _end_backward(self) -> None:

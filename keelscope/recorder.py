@@ -24,6 +24,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.compiled import is_compiled
 from keelscope.containment import warn_once
 from keelscope.coverage import coverage_table
+from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
@@ -94,6 +95,8 @@ class Recorder:
         self.current = StepRecord()
         self.following = StepRecord()
         """Forwards without gradient after the open row was complete: they belong to the next."""
+        self.ranks = Ranks()
+        """What this process holds of the model, known from the first row on."""
         self.axes: dict[str, NDArray[np.intp]] = {}
         """Group -> registration indices along its site axis, known after the first row."""
         self.extents: dict[str, dict[str, int]] = {}
@@ -107,6 +110,7 @@ class Recorder:
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._compiled = is_compiled(model)
+        self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
     def _usable(self, probe: Probe) -> bool:
         """Whether the probe can say what it fits; one that fails is left out, with a warning."""
@@ -154,6 +158,10 @@ class Recorder:
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
+    def still_accumulating(self) -> bool:
+        """Whether the gradients of the last backward pass still wait for more, or for those of other ranks."""
+        return self.parameters.still_accumulating() or is_awaiting_sync(self._sharded)
+
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
@@ -165,6 +173,7 @@ class Recorder:
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         if not self.axes:
+            self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self.axes = self._lay_axes(step)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
@@ -199,8 +208,13 @@ class Recorder:
         empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
         for group in empty:
             _log.info("%s are not recorded: none was found in the first recorded step", group)
-        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty)
-        return {group: axis for group, axis in axes.items() if group not in empty}
+        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
+        kept = {group_of(probe) for probe in self.probes}
+        return {group: axis for group, axis in axes.items() if group in kept}
+
+    def _can_record(self, probe: Probe) -> bool:
+        """Whether anything of the probe can be recorded on this rank."""
+        return any(self.ranks.records(statistic, probe.tap) for statistic in probe.statistics)
 
     def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
         """The axes that are no part of the module tree."""
@@ -235,6 +249,7 @@ class Recorder:
         self.plan = SitePlan((), (), (), self.plan.stacks)
         self.residuals = ResidualHooks({}, ())
         self.gates.release()
+        self._sharded = ()
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
@@ -251,7 +266,9 @@ class Recorder:
         """
         self.refresh_labels(model)
         found = self._found_sites()
-        layout = draw_layout(model, self.plan, self.probes, self.axes, found, title=title, config=config)
+        layout = draw_layout(
+            model, self.plan, self.probes, self.axes, found, title=title, config=config, ranks=self.ranks
+        )
         layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
@@ -310,8 +327,10 @@ class Recorder:
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
-        scale = factor if probe.tap.of_gradient else 1.0
-        return probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        scale = factor * self.ranks.share(probe.tap) if probe.tap.of_gradient else 1.0
+        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        self.ranks.whole(probe, found, seen, self.gates.indices)
+        return found, seen
 
     def _keep(self, step: StepRecord, fetched: Fetched) -> None:
         modules, parameters = self.plan.modules, self.plan.parameters

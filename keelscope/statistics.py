@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelscope.entries import blocks, constant, implicit_zeros, stored
+from keelscope.entries import blocks, constant, elsewhere, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -102,6 +102,9 @@ class Statistic:
     """False: taken from the first observation of a step only, and the run says so."""
     across_ranks: str = ""
     """How values of several ranks combine, see `StatisticSpec.across_ranks`."""
+    grows: float = 0.0
+    """Power of the number of entries by which it grows over like data: 0.5 for norms, 1 for counts and sums. Each of
+    several data-parallel ranks then records what the whole batch would show if it were like its own."""
     extent: Callable[[Columns], NDArray[np.int64]] | None = None
     """Optional, for the one axis in `dims` where only the model knows how many coordinates there are (heads): named
     columns ``[...]`` -> their number. A run keeps as many as the first recorded row has."""
@@ -205,9 +208,9 @@ MOMENTS = Terms(
 
 
 def _squares_of(tensor: Tensor) -> Tensor:
-    """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
+    """``[count, sum of squares]``, the cheapest pass; of a distributed tensor all entries and the squares of some."""
     vector = stored(tensor)
-    count = constant(vector.numel() + implicit_zeros(tensor), vector.device)
+    count = constant(vector.numel() + implicit_zeros(tensor) + elsewhere(tensor), vector.device)
     squares = [torch.dot(piece, piece) for piece in blocks(vector)]
     return torch.stack([count, squares[0] if len(squares) == 1 else torch.stack(squares).sum()])
 
@@ -216,7 +219,8 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     """One fused call instead of one per tensor; ``[tensor, (count, sum of squares)]``."""
     vectors = [stored(tensor) for tensor in tensors]
     norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=torch.float64))  # [tensor]
-    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
+    pairs = zip(vectors, tensors, strict=True)
+    counts = [vector.numel() + implicit_zeros(tensor) + elsewhere(tensor) for vector, tensor in pairs]
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 
@@ -270,13 +274,21 @@ def _squared_norm(t: Columns) -> NDArray[np.float64]:
     return np.where(np.isinf(t["max_abs"]), np.inf, np.where(np.isnan(t["max_abs"]), np.nan, total))
 
 
-MEAN = Statistic("mean", MOMENTS, lambda t: _per_entry(t["mean"] * t["count"], t["count"]), "1", "Mean of the entries.")
+MEAN = Statistic(
+    "mean",
+    MOMENTS,
+    lambda t: _per_entry(t["mean"] * t["count"], t["count"]),
+    "1",
+    "Mean of the entries.",
+    across_ranks="mean",
+)
 VARIANCE = Statistic(
     "variance",
     MOMENTS,
     lambda t: _per_entry(t["m2"], t["count"]),
     "1",
     "Population variance of the entries, mean((x - mean(x))^2).",
+    across_ranks="mean",
 )
 RMS = Statistic(
     "rms",
@@ -284,6 +296,7 @@ RMS = Statistic(
     lambda t: np.sqrt(_per_entry(_squared_norm(t), t["count"])),
     "1",
     "Root mean square of the entries, sqrt(mean(x^2)).",
+    across_ranks="rms",
 )
 NORM = Statistic(
     "norm",
@@ -291,12 +304,24 @@ NORM = Statistic(
     lambda t: np.where(t["count"] > 0, np.sqrt(_squared_norm(t)), np.nan),
     "1",
     "Euclidean norm of all entries, sqrt(sum(x^2)).",
+    across_ranks="rms",
+    grows=0.5,
 )
 MAX_ABS = Statistic(
-    "max_abs", MOMENTS, lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan), "1", "Largest absolute entry."
+    "max_abs",
+    MOMENTS,
+    lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan),
+    "1",
+    "Largest absolute entry.",
+    across_ranks="max",
 )
 ZERO_FRACTION = Statistic(
-    "zero_fraction", MOMENTS, lambda t: _per_entry(t["zeros"], t["count"]), "1", "Share of entries that are exactly 0."
+    "zero_fraction",
+    MOMENTS,
+    lambda t: _per_entry(t["zeros"], t["count"]),
+    "1",
+    "Share of entries that are exactly 0.",
+    across_ranks="mean",
 )
 NONFINITE_COUNT = Statistic(
     "nonfinite_count",
@@ -304,6 +329,8 @@ NONFINITE_COUNT = Statistic(
     lambda t: np.where(t["count"] > 0, t["nonfinite"], np.nan),
     "1",
     "Number of NaN and infinite entries.",
+    across_ranks="mean",
+    grows=1.0,
 )
 KURTOSIS = Statistic(
     "kurtosis",

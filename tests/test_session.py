@@ -857,22 +857,16 @@ class TestFiles:
                     watch.log(loss=step)
         np.testing.assert_array_equal(watch.run["scalars/loss"].values, [0, math.nan, 2])
 
-    def test_new_names_after_the_first_row_warn(self):
+    def test_a_name_that_comes_late_is_stored_from_there_on(self):
         model = mlp()
         optimizer = sgd(model)
-
-        def loop() -> ks.Watch:
-            with ks.watch(model, optimizer=optimizer) as watch:
-                for step in range(4):
-                    model(batch(step)).sum().backward()
-                    optimizer.step()
-                    watch.log(loss=step, **({"late": 1} if step >= 2 else {}))
-            return watch
-
-        with pytest.warns(RecordingWarning, match=r"log\(late=\.\.\.\) is not recorded.*first recorded step") as caught:
-            watch = loop()
-        assert len(caught) == 1
+        with ks.watch(model, optimizer=optimizer) as watch:
+            for step in range(4):
+                model(batch(step)).sum().backward()
+                optimizer.step()
+                watch.log(loss=step, **({"late": 1} if step >= 2 else {}))
         assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
+        np.testing.assert_array_equal(watch.run["scalars/late"].values, [math.nan, math.nan, 1, 1])
 
 
 class TestMessages:
@@ -894,7 +888,7 @@ class TestMessages:
             ({"every": 0}, UsageError, r"every >= 1 and dense >= 0; got every=0"),
             ({"every": 1.5}, UsageError, r"every must be a positive int or a keelscope.Schedule; got 1.5"),
             ({"optimizer": "adam"}, UsageError, r"optimizer= takes torch optimizers; got str"),
-            ({"exists": "replace"}, UsageError, r"exists= takes 'new' or 'error'; got 'replace'"),
+            ({"exists": "replace"}, UsageError, r"exists='replace' is not known; use 'new'"),
         ],
     )
     def test_unusable_options(self, options, error, message):

@@ -19,9 +19,9 @@ class KeelscopeCallback(RecordingCallback):
     """A `transformers.TrainerCallback` that records the training of a ``Trainer``, one row per optimizer step.
 
     The loss is what the Trainer logs: the mean over its ``logging_steps``, stored with the last of them. A resumed
-    training goes on with the step number of its checkpoint, in a file of its own. An exception that leaves ``train()``
-    is not told to callbacks: what is recorded is in the file within a second, and ``with KeelscopeCallback(...) as
-    callback:`` around ``train()`` closes it at once.
+    training goes on with the step number of its checkpoint, in a file of its own, or in the same with
+    ``exists="resume"``. An exception that leaves ``train()`` is not told to callbacks: what is recorded is in the file
+    within a second, and ``with KeelscopeCallback(...) as callback:`` around ``train()`` closes it at once.
 
     Args and options are those of `keelscope.integrations.recording.RecordingCallback`.
     """
@@ -43,7 +43,7 @@ class KeelscopeCallback(RecordingCallback):
         settings = {name: getattr(args, name) for name in _SETTINGS}
         watch = self.start(model, optimizer, first_step=state.global_step, config=settings)
         if str(getattr(args.eval_strategy, "value", args.eval_strategy)) != "no":
-            watch.log(eval_loss=math.nan)  # names are fixed by the first row
+            watch.log(eval_loss=math.nan)  # a name that comes late costs a part of the file
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
         """Store loss and learning rate with the step that was just made."""

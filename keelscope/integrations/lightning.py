@@ -19,7 +19,7 @@ class KeelscopeCallback(RecordingCallback):
 
     With several optimizers (manual optimization) a row ends when each has stepped. Sanity check and validation stay
     out. The loss is that of ``training_step``, the mean over the batches of a step. A training resumed with
-    ``ckpt_path=`` goes on with its step number, in a file of its own.
+    ``ckpt_path=`` goes on with its step number, in a file of its own or with ``exists="resume"`` in the same.
 
     Args and options are those of `keelscope.integrations.recording.RecordingCallback`.
     """

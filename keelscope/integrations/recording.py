@@ -16,6 +16,7 @@ from keelscope.probe import Probe
 from keelscope.schedule import Schedule
 from keelscope.session import Watch, watch
 from keelscope.sites import Selector
+from keelscope.store.pace import Pace
 
 __all__ = ["RecordingCallback", "class_of", "with_bases"]
 
@@ -29,7 +30,8 @@ class RecordingCallback:
         sites: which modules.
         every: record every n-th optimizer step, or a `Schedule`.
         config: JSON values to store with the run, beside those of the trainer.
-        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses.
+        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses, ``"resume"`` goes on.
+        pace: when rows are written and when the disk must have them.
     """
 
     watch: Watch | None = None
@@ -44,10 +46,11 @@ class RecordingCallback:
         every: int | Schedule = 1,
         config: Mapping[str, object] | None = None,
         exists: str = "new",
+        pace: Pace | None = None,
     ) -> None:
         super().__init__()
         self._path, self._probes, self._sites, self._every = path, probes, sites, every
-        self._config, self._exists = config or {}, exists
+        self._config, self._exists, self._pace = config or {}, exists, pace
 
     def start(self, model: nn.Module, optimizer: object, *, first_step: int, config: Mapping[str, object]) -> Watch:
         """Watch a training that is about to begin; an earlier one is closed.
@@ -72,6 +75,7 @@ class RecordingCallback:
             config={**config, **self._config},
             exists=self._exists,
             first_step=first_step,
+            pace=self._pace,
         )
         return self.watch
 

@@ -22,7 +22,7 @@ from keelscope.store.lock import Note, Writer, WriterLock, find_writer, note_of,
 from keelscope.store.parts import find_parts
 from keelscope.store.schema import PartInfo
 
-__all__ = ["EXISTS", "Claim", "Exists", "check_exists", "claims", "is_being_written"]
+__all__ = ["EXISTS", "Claim", "Exists", "check_exists", "claims", "is_being_written", "is_left"]
 
 Exists: TypeAlias = Literal["new", "error", "resume"]
 EXISTS = ("new", "error", "resume")
@@ -87,7 +87,7 @@ def claims(wanted: Path, part: PartInfo, exists: Exists) -> Iterator[Claim]:
 
 
 def is_being_written(path: Path, rank: int = 0) -> bool:
-    """Whether a live process writes the parts of a rank.
+    """Whether a live process writes or seals the parts of a rank.
 
     Args:
         path: the run file, as an absolute path.
@@ -99,6 +99,25 @@ def is_being_written(path: Path, rank: int = 0) -> bool:
     return find_writer(path, rank) is not Writer.GONE
 
 
+def is_left(path: Path, rank: int = 0, patience: float = 60.0) -> bool:
+    """Wait until nobody writes a run any more, as after the end of the training before.
+
+    Args:
+        path: the run file, as an absolute path.
+        rank: the rank that wants to go on with it.
+        patience: how long a process that seals the run may take, in seconds; one that still records is given 1.
+
+    Returns:
+        False if somebody still does.
+    """
+    begun = time.monotonic()
+    while (writer := find_writer(path, rank)) is not Writer.GONE:
+        if time.monotonic() > begun + (patience if writer is Writer.SEALING else _PATIENCE):
+            return False
+        time.sleep(_PAUSE)
+    return True
+
+
 def _candidates(wanted: Path) -> Iterator[Path]:
     yield wanted
     for number in count(2):
@@ -106,11 +125,7 @@ def _candidates(wanted: Path) -> Iterator[Path]:
 
 
 def _resumed(path: Path, part: PartInfo) -> Claim:
-    claim = None if is_being_written(path, part.rank) else _claimed(path, part)
-    end = time.monotonic() + _PATIENCE
-    while claim is None and time.monotonic() < end:  # its last writer may be about to end
-        time.sleep(_PAUSE)
-        claim = None if is_being_written(path, part.rank) else _claimed(path, part)
+    claim = _claimed(path, part) if is_left(path, part.rank, _PATIENCE) else None
     if claim is None:
         message = "The run is still being written; end that process, or take exists='new'"
         raise RunExistsError(errno.EEXIST, message, str(path))

@@ -48,6 +48,8 @@ class Note:
     """The session it records, the same for all ranks of one launch."""
     first_part: int = 0
     """Number of its first part; earlier ones are of earlier sessions."""
+    sealing: bool = False
+    """Whether it merges the parts, and writes no rows."""
 
 
 class WriterLock:
@@ -58,19 +60,22 @@ class WriterLock:
         rank: whose parts it writes.
         session: the session they belong to.
         first_part: the first part it will write.
+        sealing: whether it is held to seal the run, and not to record.
 
     Raises:
         BlockingIOError: if another process holds it.
         OSError: if the folder cannot be written.
     """
 
-    def __init__(self, path: Path, rank: int = 0, *, session: str = "", first_part: int = 0) -> None:
+    def __init__(
+        self, path: Path, rank: int = 0, *, session: str = "", first_part: int = 0, sealing: bool = False
+    ) -> None:
         self._folder = parts_folder(path)
         self._lock, self._note = self._folder / _lock_name(rank), self._folder / _note_name(rank)
         self._descriptor = -1
         try:
             self._descriptor = _locked(self._lock)
-            self.note = Note(*identity(os.getpid()), session, first_part)
+            self.note = Note(*identity(os.getpid()), session, first_part, sealing)
             self._tell()
         except OSError:
             self._let_go()
@@ -120,6 +125,8 @@ class Writer(Enum):
     PARENT = "parent"
     """The process that started this one, which may have inherited its HDF5 handles."""
     ELSEWHERE = "elsewhere"
+    SEALING = "sealing"
+    """Nobody writes rows any more; a process merges the parts."""
 
 
 def find_writer(path: Path, rank: int = 0, part: int | None = None) -> Writer:
@@ -137,10 +144,12 @@ def find_writer(path: Path, rank: int = 0, part: int | None = None) -> Writer:
     if part is not None and note.first_part > part:
         return Writer.GONE
     if (note.pid, note.started) == identity(os.getpid()):
-        return Writer.HERE
-    if (note.pid, note.started) == identity(os.getppid()):
-        return Writer.PARENT
-    return _holder(path, rank)
+        found = Writer.HERE
+    elif (note.pid, note.started) == identity(os.getppid()):
+        found = Writer.PARENT
+    else:
+        found = _holder(path, rank)
+    return Writer.SEALING if note.sealing and found is not Writer.GONE else found
 
 
 def _holder(path: Path, rank: int) -> Writer:
@@ -173,7 +182,7 @@ def note_of(path: Path, rank: int = 0) -> Note:
     try:
         found = json.loads((parts_folder(path) / _note_name(rank)).read_text())
         session, first_part = str(found.get("session", "")), int(found.get("first_part", 0))
-        return Note(int(found["pid"]), int(found["started"]), session, first_part)
+        return Note(int(found["pid"]), int(found["started"]), session, first_part, found.get("sealing") is True)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Note()
 

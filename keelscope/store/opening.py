@@ -96,7 +96,7 @@ def _state_of(path: Path, descriptor: int) -> FileState:
     writer = find_writer(*place_of(path.absolute()))
     if writer is Writer.HERE or (writer is Writer.PARENT and _has_open_files()):
         return FileState.LIVE_HERE
-    if writer is not Writer.GONE:
+    if writer not in {Writer.GONE, Writer.SEALING}:
         return FileState.LIVE
     # The writer may have closed the file between the two looks.
     closed = _superblock(path, descriptor).flags == superblock.CLOSED

@@ -40,6 +40,8 @@ class Pace:
     """Rows after which a new part is begun."""
     part_time: float = 1800.0
     """Age at which a new part is begun."""
+    changes: int = 16
+    """How often something new (a scalar that was never logged before) may begin a part."""
     fsync: Literal["close", "commit"] = "close"
     """When to wait until the disk itself has the rows: when a part is closed, or after every commit."""
     live: Literal["swmr", "parts"] = "swmr"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
 from keelscope.store.destination import Exists, check_exists, claims
+from keelscope.store.layout import check_wider
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.rows import RowPacker
@@ -59,8 +60,9 @@ class RunWriter:
         self._pid = os.getpid()
         self._warned: set[str] = set()
         self._closed = False
+        self._pace, self._changes = pace or Pace(), 0
         try:
-            self.path, self._worker = _start(Path(path).expanduser(), self._packer.layout, exists, pace or Pace())
+            self.path, self._worker = _start(Path(path).expanduser(), self._packer.layout, exists, self._pace)
         except RunFileError:
             raise
         except OSError as error:
@@ -84,11 +86,29 @@ class RunWriter:
             raise UsageError(f"{self.path} is closed; no more rows can be added.")
         self._worker.put(self._packer.pack(row))
         for name in self._packer.unknown_scalars:
-            self._warn_once(
-                f"scalar {name!r} was not logged on the first recorded step and is not recorded in {self.path}."
-            )
+            self._warn_once(f"scalar {name!r} is not in the layout and is not recorded in {self.path}.")
         if self._worker.problem:
             self._warn_of_problem()
+
+    def change(self, layout: RunLayout) -> bool:
+        """From the next row on, record more: the rows to come go to a new part of the run.
+
+        Args:
+            layout: everything there was, in the same places, and something new.
+
+        Returns:
+            False if that was done too often (`Pace.changes`); then nothing changes.
+
+        Raises:
+            UsageError: if something that was recorded is missing, or the layout cannot be stored.
+        """
+        packer = RowPacker(layout, self._packer.last)
+        check_wider(self._packer.layout, packer.layout)
+        if self._changes >= self._pace.changes:
+            return False
+        self._changes += 1
+        self._packer = packer
+        return True
 
     def flush(self) -> None:
         """Wait until every appended row can be read by other processes."""

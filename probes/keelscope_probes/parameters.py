@@ -15,6 +15,7 @@ NORM = Statistic(
     lambda t: np.where(t["count"] > 0, np.sqrt(t["squares"]), np.nan),
     "1",
     "Euclidean norm of all entries, sqrt(sum(x^2)).",
+    across_ranks="root_sum_squares",
 )
 RMS = Statistic(
     "rms",
@@ -22,6 +23,7 @@ RMS = Statistic(
     lambda t: np.sqrt(np.where(t["count"] > 0, t["squares"] / t["count"], np.nan)),
     "1",
     "Root mean square of the entries, sqrt(mean(x^2)).",
+    across_ranks="root_sum_squares",  # each rank divides by the number of all entries
 )
 
 PARAMETERS = TensorProbe("parameters", Tap.PARAMETER, (NORM, RMS), every=10)
