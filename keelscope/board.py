@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from torch import Tensor
 from keelscope.errors import ProbeError
 from keelscope.statistics import Terms
 
-__all__ = ["Board", "Fetched", "Slot"]
+__all__ = ["Board", "Fetched", "Slot", "gather"]
 
-Slot = tuple[torch.device, Terms, int]
-"""Device, terms, index."""
+Slot = tuple[torch.device, Terms, int] | bytes
+"""Device, terms, index; or the terms themselves as packed doubles, as the compiled kernel gives them."""
 Fetched = dict[tuple[torch.device, Terms], NDArray[np.float64]]
 """Terms by device, ``[observation, column]``."""
 
@@ -48,6 +49,10 @@ class Board:
         Raises:
             ProbeError: if the terms do not give one number per column.
         """
+        if terms.packed is not None and len(tensors) == 1:
+            packed = terms.packed(tensors[0])
+            if packed is not None:
+                return packed
         if any(tensor.requires_grad for tensor in tensors):  # a view made from weights
             tensors = tuple(tensor.detach() for tensor in tensors)
         values = terms.of(*tensors)  # [column]
@@ -69,6 +74,12 @@ class Board:
         Returns:
             One slot per tensor, in order.
         """
+        packed = [None] * len(tensors) if terms.packed_many is None else terms.packed_many(tensors)
+        left = [tensor for tensor, values in zip(tensors, packed, strict=True) if values is None]
+        slots = iter(self._put_many(terms, left))
+        return [next(slots) if values is None else values for values in packed]
+
+    def _put_many(self, terms: Terms, tensors: list[Tensor]) -> list[Slot]:
         if terms.of_many is None or len({tensor.device for tensor in tensors}) != 1:
             return [self.put(terms, (tensor,)) for tensor in tensors]
         rows = terms.of_many(tensors).unbind()
@@ -94,3 +105,23 @@ class Board:
             for (key, block), piece in zip(blocks, np.split(flat, ends[:-1]), strict=True):
                 fetched[key] = piece.reshape(tuple(block.shape))
         return fetched
+
+
+def gather(slots: Sequence[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.float64]:
+    """Look slots of one kind of terms up.
+
+    Args:
+        slots: what `Board.put` gave.
+        terms: their terms.
+        fetched: what `Board.fetch` gave.
+
+    Returns:
+        ``[slot, column]``.
+    """
+    packed = [slot for slot in slots if isinstance(slot, bytes)]
+    if packed and len(packed) == len(slots):
+        return np.frombuffer(b"".join(packed)).reshape(len(slots), -1)
+    gathered = np.empty((len(slots), len(terms.columns)))
+    for row, slot in enumerate(slots):
+        gathered[row] = np.frombuffer(slot) if isinstance(slot, bytes) else fetched[slot[0], terms][slot[2]]
+    return gathered

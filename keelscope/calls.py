@@ -42,7 +42,10 @@ class CallRecord:
 
     def first_gradient(self) -> list[TermSlots]:
         """Gradient observations of the first output leaf that received any."""
-        return next((events for events in self.leaves.values() if events), [])
+        for events in self.leaves.values():
+            if events:
+                return events
+        return []
 
 
 @dataclass(slots=True)

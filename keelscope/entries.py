@@ -42,7 +42,7 @@ def is_measurable(tensor: Tensor) -> bool:
         >>> is_measurable(torch.ones(2)), is_measurable(torch.ones(2, dtype=torch.int64))
         (True, False)
     """
-    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.device.type == "meta":
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return False
     if type(tensor) is not Tensor and hasattr(tensor, "fake_mode"):
         return False

@@ -20,10 +20,11 @@ from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import NO_OP, contained, warn_once
+from keelscope.duties import Duties, measure
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
-from keelscope.leaves import floating_leaves, hookable
-from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, fits_site
+from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.probe import Probe, Tap, fits_site
 from keelscope.sites import WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
@@ -47,7 +48,8 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._probes = [tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules]
+        self._duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
+        self._reference = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
         self._on_leaves = ExitStack()
@@ -55,8 +57,6 @@ class ModuleHooks:
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
-        self.every: Callable[[Probe], bool] = _always
-        """Whether a probe records on this step."""
         self.on_module: Callable[[nn.Module], None] = _ignore
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
@@ -69,6 +69,15 @@ class ModuleHooks:
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
+
+    @property
+    def every(self) -> Callable[[Probe], bool]:
+        """Whether a probe records on this step."""
+        return self._duties.every
+
+    @every.setter
+    def every(self, every: Callable[[Probe], bool]) -> None:
+        self._duties.every = every
 
     def begin(self) -> None:
         """Start a step: hooks on tensors that outlive the one before are given back."""
@@ -85,7 +94,7 @@ class ModuleHooks:
             probes: what looks at it.
         """
         self._modules.append(weakref.ref(watched.module))
-        self._probes.append(tuple(probes))
+        self._duties.add(probes)
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module)
 
@@ -100,7 +109,7 @@ class ModuleHooks:
                 self._attach_to(site, module)
 
     def _attach_to(self, site: int, module: nn.Module) -> None:
-        taps = {probe.tap for probe in self._probes[site]}
+        taps = {probe.tap for probe in self._duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
@@ -123,75 +132,82 @@ class ModuleHooks:
         self.attached = False
 
     @contained
-    def _after_forward(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
+    def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None:
         start = time.perf_counter()
-        if self._modules[site]() is module and self._looks():
+        repeated = in_backward()
+        if self._modules[site]() is module and self._looks(repeated=repeated):
             self.on_module(module)
-            self._record(site, module, inputs, output)
+            self._record(site, module, inputs, output, repeated=repeated)
         self.seconds += time.perf_counter() - start
 
-    def _record(self, site: int, module: nn.Module, inputs: object, output: object) -> None:
+    def _record(self, site: int, module: nn.Module, inputs: Arguments, output: object, *, repeated: bool) -> None:
         leaves = floating_leaves(output)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.lost[site] = "called inside a functorch transform (vmap, grad, jvp), where values are not concrete"
             return
-        step = self._record_for(None if in_backward() else torch.is_grad_enabled())
-        call = self._call(site, leaves, step)
+        enabled = torch.is_grad_enabled()
+        step = self._record_for(None if repeated else enabled)
+        call = self._repeated_call(site, step) if repeated else self._new_call(site, leaves, step, enabled)
         if call is None:
             return
+        duty = self._duties[site]
         if leaves and not call.recomputed:
-            call.outputs = self._observe(site, Tap.OUTPUT, (leaves[0][1],), module, step.board)
-        self._hook_gradients(call, leaves, inputs, module, step.board)
+            call.outputs = measure(duty.outputs, (leaves[0][1],), module, step.board, self)
+        if duty.needs_gradient:
+            self._hook_gradients(call, leaves, inputs, module, step.board)
 
-    def _call(self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord) -> CallRecord | None:
-        """The record of this call: a new one, or for a recomputation the one whose gradient was not tracked."""
-        if in_backward():
-            latest = step.latest(site)
-            self.missed |= latest is None
-            if latest is None or latest.tracked:
-                return None
-            latest.recomputed = True
-            return latest
-        tracked = any(tensor.requires_grad for _, tensor in leaves)
+    def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
+        """The record of the call that a recomputation repeats, whose gradient was not tracked."""
+        latest = step.latest(site)
+        self.missed |= latest is None
+        if latest is None or latest.tracked:
+            return None
+        latest.recomputed = True
+        return latest
+
+    def _new_call(
+        self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
+    ) -> CallRecord:
+        tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
+        call = CallRecord(site, grad_enabled, tracked)
         waiting = self._inputs.get(site)  # several where a module calls itself
-        call = CallRecord(site, torch.is_grad_enabled(), tracked, inputs=waiting.pop() if waiting else {})
-        call.attention = self._attention.found.pop(site, [])
+        if waiting:
+            call.inputs = waiting.pop()
+        if self._attention.found:
+            call.attention = self._attention.found.pop(site, [])
         step.add(call)
         return call
 
     @contained
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input before the module can change it in place, and look out for attention inside."""
-        if in_backward() or not self._looks():
+        if in_backward() or not self._looks(repeated=False):
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
-        leaves = floating_leaves((args, kwargs)) if self._due(site, Tap.INPUT, Tap.JACOBIAN) else []
-        if self._due(site, Tap.JACOBIAN):
+        duty = self._duties[site]
+        leaves = floating_leaves((args, kwargs)) if duty.inputs or duty.jacobians else []
+        if duty.jacobians:
             self.jacobians.enter(site, [tensor for _, tensor in leaves])
-        if leaves and self._due(site, Tap.INPUT):
-            inputs = self._observe(site, Tap.INPUT, (leaves[0][1],), module, board)
+        if leaves and duty.inputs:
+            inputs = measure(duty.inputs, (leaves[0][1],), module, board, self)
             self._inputs.setdefault(site, []).append(inputs)
-        if self._due(site, Tap.ATTENTION) and self._modules[site]() is module:
+        if duty.attention and self._modules[site]() is module:
             self._attention.open(OpenModule(site, module, board))
 
     def _show_attention(self, inside: OpenModule, scores: Tensor) -> None:
-        inside.seen.append(self._observe(inside.site, Tap.ATTENTION, (scores,), inside.module, inside.board))
+        tasks = self._duties[inside.site].attention
+        inside.seen.append(measure(tasks, (scores,), inside.module, inside.board, self))
 
-    def _looks(self) -> bool:
+    def _looks(self, *, repeated: bool) -> bool:
         """Whether this forward is one to record."""
-        return (self.untracked or torch.is_grad_enabled() or in_backward()) and not _is_tracing()
-
-    def _due(self, site: int, *taps: Tap) -> bool:
-        """Whether a probe looks at any of these taps of the site on this step."""
-        return any(probe.tap in taps and self.every(probe) for probe in self._probes[site])
+        return (self.untracked or torch.is_grad_enabled() or repeated) and not _is_tracing()
 
     def _hook_gradients(
-        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: object, module: nn.Module, board: Board
+        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: Arguments, module: nn.Module, board: Board
     ) -> None:
-        if not self._due(call.site, Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN):
-            return
-        kept = KeptInput.first_of(inputs) if self._due(call.site, Tap.INPUT_AND_GRADIENT) else None
-        measured = self._due(call.site, Tap.JACOBIAN)
+        duty = self._duties[call.site]
+        kept = KeptInput.first_of(inputs) if duty.inputs_and_gradients else None
+        measured = bool(duty.jacobians)
         for path, tensor in leaves:
             events = call.leaves.setdefault(path, [])
             if tensor.requires_grad:
@@ -199,9 +215,10 @@ class ModuleHooks:
                 shape = None if target is tensor else (tensor.shape, tensor.stride())
                 span = self.jacobians.leave(call.site, module, tensor, target) if measured else None
                 measured = False
-                hook = GradientHook(weakref.ref(self), weakref.ref(module), call.site, board, events, kept, shape, span)
-                handle = target.register_hook(hook)  # type: ignore[no-untyped-call]
-                if target.is_leaf:  # a parameter or an input that outlives the step
+                owners = self._reference, self._modules[call.site]
+                hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
+                handle = hook_gradient(target, hook)
+                if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None
 
@@ -209,9 +226,10 @@ class ModuleHooks:
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
         self.on_gradient()
-        slots = self._observe(hook.site, Tap.OUTPUT_GRADIENT, (gradient,), module, hook.board)
+        duty = self._duties[hook.site]
+        slots = measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:
-            slots |= self._observe(hook.site, Tap.INPUT_AND_GRADIENT, (hook.kept.tensor, gradient), module, hook.board)
+            slots |= measure(duty.inputs_and_gradients, (hook.kept.tensor, gradient), module, hook.board, self)
         if hook.span is not None:
             slots |= self._measure_jacobian(hook.site, hook.span, module, hook.board)
         hook.events.append(slots)
@@ -219,7 +237,7 @@ class ModuleHooks:
         self.seconds += time.perf_counter() - start
 
     def _measure_jacobian(self, site: int, span: Span, module: nn.Module, board: Board) -> TermSlots:
-        due = [p for p in self._probes[site] if isinstance(p, JacobianProbe) and self.every(p)]
+        due = self._duties[site].jacobians
         passage = self.jacobians.passage(site, span) if due else None
         slots: TermSlots = {}
         if passage is None:
@@ -236,41 +254,10 @@ class ModuleHooks:
                 warn_once(self, error, probe.name)
         return slots
 
-    def _observe(self, site: int, tap: Tap, tensors: Tensors, module: nn.Module, board: Board) -> TermSlots:
-        slots: TermSlots = {}
-        for probe in self._probes[site]:
-            if probe.tap is tap and self.every(probe):
-                try:
-                    view = probe.view(tuple(tensor.detach() for tensor in tensors), module)
-                    if view is not None:
-                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
-                except Exception as error:  # one probe's fault costs the others nothing
-                    warn_once(self, error, probe.name)
-        return slots
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeptInput:
-    """An input that autograd keeps for backward anyway, to be looked at again when the gradient arrives."""
-
-    tensor: Tensor
-    version: int
-
-    @classmethod
-    def first_of(cls, inputs: object) -> KeptInput | None:
-        """The first floating tensor among a module's arguments."""
-        leaf = next((leaf for _, leaf in floating_leaves(inputs)), None)
-        return None if leaf is None or leaf.is_inference() else cls(leaf.detach(), leaf._version)
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether nothing was written into it since."""
-        return self.tensor._version == self.version
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class GradientHook:
-    """The hook on one output tensor of one call."""
+    """The hook on one output tensor of one call; not frozen, since making a frozen one takes three times as long."""
 
     owner: weakref.ref[ModuleHooks]
     module: weakref.ref[nn.Module]
@@ -306,7 +293,7 @@ class ForwardHook:
     owner: ModuleHooks
     site: int
 
-    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         """Measure the output; returning None leaves it as it is."""
         if self.owner.attached:
             self.owner._after_forward(self.site, module, (args, kwargs), output)
@@ -333,10 +320,6 @@ class InputHook:
 
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-
-
-def _always(_: Probe) -> bool:
-    return True
 
 
 def _nothing() -> None:

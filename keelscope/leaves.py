@@ -6,16 +6,24 @@ Containers are walked, never rebuilt: what a module returned reaches its caller 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils.hooks import RemovableHandle
 
 from keelscope.entries import is_measurable
 
-__all__ = ["floating_leaves", "hookable"]
+__all__ = ["Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
+
+Arguments = tuple[tuple[object, ...], Mapping[str, object]]
+"""Positional and keyword arguments of a call."""
 
 _MAX_DEPTH = 12
+_HAS_HOOK_DICTS = hasattr(torch._C._FunctionBase, "_register_hook_dict")
 
 
 def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
@@ -58,7 +66,7 @@ def _children(value: object) -> Iterator[tuple[str, object]]:
         yield from ((field.name, getattr(value, field.name, None)) for field in dataclasses.fields(value))
 
 
-def hookable(tensor: Tensor, inputs: object) -> Tensor:
+def hookable(tensor: Tensor, inputs: Arguments) -> Tensor:
     """The tensor on which a gradient hook stays in the graph.
 
     Args:
@@ -75,5 +83,53 @@ def hookable(tensor: Tensor, inputs: object) -> Tensor:
         return tensor
     if not base.is_contiguous():
         return tensor
-    sources = {id(leaf if leaf._base is None else leaf._base) for _, leaf in floating_leaves(inputs)}
+    sources = {id(leaf if leaf._base is None else leaf._base) for leaf in _tensors(inputs)}
     return tensor if id(base) in sources or not base.requires_grad else base
+
+
+def _tensors(inputs: Arguments) -> list[Tensor]:
+    """The floating tensors among the arguments of a call."""
+    args, kwargs = inputs
+    if not kwargs and len(args) == 1 and type(args[0]) is Tensor:
+        return [args[0]]
+    return [leaf for _, leaf in floating_leaves(inputs)]
+
+
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle | None:
+    """`Tensor.register_hook`, without a handle where the tensor goes with its graph: that takes half the time.
+
+    Args:
+        tensor: requires a gradient.
+        hook: called with its gradient.
+
+    Returns:
+        A handle for a leaf, which outlives the step; None otherwise.
+    """
+    node = tensor.grad_fn
+    if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not _HAS_HOOK_DICTS:
+        handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return handle if node is None else None
+    hooks: OrderedDict[Any, Any] = OrderedDict()
+    tensor._backward_hooks = hooks
+    node._register_hook_dict(tensor)
+    hooks[hook] = hook
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class KeptInput:
+    """An input that autograd keeps for backward anyway, to be looked at again when the gradient arrives."""
+
+    tensor: Tensor
+    version: int
+
+    @classmethod
+    def first_of(cls, inputs: object) -> KeptInput | None:
+        """The first floating tensor among a module's arguments."""
+        leaf = next((leaf for _, leaf in floating_leaves(inputs)), None)
+        return None if leaf is None or leaf.is_inference() else cls(leaf.detach(), leaf._version)
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing was written into it since."""
+        return self.tensor._version == self.version

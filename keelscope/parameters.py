@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from keelscope.board import Slot
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
-from keelscope.probe import Axis, Probe, Tap
+from keelscope.probe import Axis, Probe, Tap, sees_everything
 from keelscope.sites import WatchedParameter
 from keelscope.statistics import Terms
 
@@ -39,13 +40,14 @@ class ParameterHooks:
         self._probes = [
             tuple(p for p in probes if p.tap.axis is Axis.PARAMETER and p.fits(w.owner)) for w in parameters
         ]
-        self._taps = {probe.tap for found in self._probes for probe in found}
+        self._note_probes()
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._leaf_always = leaf_always
         self._handles = ExitStack()
         self._hooked: set[int] = set()
         self._reached: set[int] = set()
         self._task = -1
+        self._in_closure = False
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}
@@ -74,7 +76,13 @@ class ParameterHooks:
             self._probes[i] = (*others, *(probes if i in wanted else ()))
         for tap, several in self._by_tap.items():
             self._by_tap[tap] = [p for p in several if p.name not in names] + [p for p in probes if p.tap is tap]
+        self._note_probes()
+
+    def _note_probes(self) -> None:
+        """Note which taps somebody looks at, and which probes look at every parameter."""
         self._taps = {probe.tap for found in self._probes for probe in found}
+        counts = Counter(id(probe) for found in self._probes for probe in found)
+        self._everywhere = {probe for probe, count in counts.items() if count == len(self._probes)}
 
     def attach(self) -> None:
         """Hook every trainable parameter; doing so twice changes nothing."""
@@ -82,13 +90,13 @@ class ParameterHooks:
             return
         for reference in self._parameters:
             parameter = reference()
-            if parameter is not None:
+            if parameter is not None and id(parameter) not in self._hooked:
                 self._hook(parameter)
 
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) in self._index and id(parameter) not in self._hooked:
+            if parameter is not None and id(parameter) not in self._hooked and id(parameter) in self._index:
                 self._hook(parameter)
 
     def detach(self) -> None:
@@ -111,14 +119,18 @@ class ParameterHooks:
             closure: whether the step itself runs forward and backward; gradients seen now are those of the step before.
         """
         start = time.perf_counter()
+        self._in_closure = closure
         owned = list(self._of(optimizer))
-        with_gradient = [(i, parameter) for i, parameter in owned if parameter.grad is not None and not closure]
         self._weigh(i for i, _ in owned)
-        unseen = [(i, p) for i, p in with_gradient if not self._record(i).stepped and not self._record(i).accumulated]
+        unseen = []
+        for i, parameter in owned if not closure else ():
+            if parameter.grad is not None:
+                record = self._record(i)
+                if not record.stepped and not record.accumulated:
+                    unseen.append((i, parameter))
+                record.stepped = True
         for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
             self._record(i).accumulated = slots
-        for i, _ in with_gradient:
-            self._record(i).stepped = True
         if Tap.UPDATE in self._taps:
             self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
@@ -126,6 +138,8 @@ class ParameterHooks:
     @contained
     def after_step(self, optimizer: Optimizer) -> None:
         """Measure what the optimizer added."""
+        if not self._in_closure and not self._before:
+            return
         start = time.perf_counter()
         for i, parameter in self._of(optimizer):
             self._record(i).stepped |= parameter.grad is not None
@@ -193,8 +207,11 @@ class ParameterHooks:
         start = time.perf_counter()
         reached, self._reached = sorted(self._reached), set()
         self._weigh(reached)
-        current = [(i, p) for i in reached if (p := self._parameters[i]()) is not None and p.grad is not None]
-        running = [(i, p) for i, p in current if not self._record(i).stepped]
+        running = []
+        for i in reached:
+            parameter = self._parameters[i]()
+            if parameter is not None and parameter.grad is not None and not self._record(i).stepped:
+                running.append((i, parameter))
         for (i, parameter), slots in zip(running, self._measure_gradients(running), strict=True):
             self._record(i).accumulated = slots
             self._states[i] = _state(parameter)
@@ -206,7 +223,7 @@ class ParameterHooks:
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
-        if Tap.PARAMETER not in self._taps:
+        if not any(self.every(probe) for probe in self._by_tap[Tap.PARAMETER]):
             return
         fresh = [(i, p) for i in indices if (p := self._parameters[i]()) is not None and not self._record(i).weight]
         ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
@@ -225,11 +242,18 @@ class ParameterHooks:
         return found
 
     def _observe_all(self, probe: Probe, tensors: Sequence[tuple[int, Tensor]], found: list[TermSlots]) -> None:
-        views = [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
+        views = self._views(probe, tensors)
         for terms in terms_of(probe) if views else ():
+            key = (probe.name, terms)
             slots = self._put_all(terms, [view for _, view in views])
             for (k, _), slot in zip(views, slots, strict=True):
-                found[k][probe.name, terms] = slot
+                found[k][key] = slot
+
+    def _views(self, probe: Probe, tensors: Sequence[tuple[int, Tensor]]) -> list[tuple[int, tuple[Tensor, ...]]]:
+        """What a probe measures of each tensor, with its place; those that it does not look at are left out."""
+        if sees_everything(probe) and id(probe) in self._everywhere:
+            return [(k, (tensor,)) for k, (_, tensor) in enumerate(tensors)]
+        return [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
 
     def _put_all(self, terms: Terms, views: list[tuple[Tensor, ...]]) -> list[Slot]:
         if all(len(view) == 1 for view in views):
@@ -255,7 +279,10 @@ class ParameterHooks:
         return slots
 
     def _record(self, i: int) -> ParameterRecord:
-        return self._step.parameters.setdefault(i, ParameterRecord())
+        record = self._step.parameters.get(i)
+        if record is None:
+            record = self._step.parameters[i] = ParameterRecord()
+        return record
 
     def _of(self, optimizer: Optimizer) -> Iterable[tuple[int, nn.Parameter]]:
         for group in optimizer.param_groups:

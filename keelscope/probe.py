@@ -31,6 +31,7 @@ __all__ = [
     "fits_site",
     "group_of",
     "resolve_probes",
+    "sees_everything",
 ]
 
 DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
@@ -190,6 +191,11 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
 def group_of(probe: Probe) -> str:
     """The group a probe writes: its own, or its name."""
     return probe.group or probe.name
+
+
+def sees_everything(probe: Probe) -> bool:
+    """Whether a probe takes the tensors that it is shown as they are."""
+    return isinstance(probe, TensorProbe) and probe.views is _as_they_are
 
 
 def fits_site(probe: Probe, module: nn.Module, role: str) -> bool:

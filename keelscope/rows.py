@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.board import Fetched, Slot
+from keelscope.board import Fetched, Slot, gather
 from keelscope.calls import Call, CallRecord, ParameterCalls, ParameterRecord, TermSlots, terms_of
 from keelscope.probe import Probe, Tap
-from keelscope.statistics import NORM, Statistic, Terms
+from keelscope.statistics import NORM, Columns, Statistic, Terms
 
 __all__ = [
     "Observations",
@@ -63,22 +63,27 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
         Observations by site index; sites without one are absent.
     """
     calls = list(calls)
-    if any(call.differentiable for call in calls):
-        calls = [call for call in calls if call.differentiable]
+    counted = [call for call in calls if call.grad_enabled or call.recomputed] or calls
+    pick = _pick(tap)
     found: dict[int, list[TermSlots]] = {}
-    for call in calls:
-        kept = [slots for slots in _events(tap, call) if slots]
-        if kept:
-            found.setdefault(call.site, []).extend(kept)
+    for call in counted:
+        kept = [slots for slots in pick(call) if slots]
+        if not kept:
+            continue
+        if call.site in found:
+            found[call.site].extend(kept)
+        else:
+            found[call.site] = kept
     return found
 
 
-def _events(tap: Tap, call: CallRecord) -> list[TermSlots]:
+def _pick(tap: Tap) -> Callable[[CallRecord], list[TermSlots]]:
+    """What takes the observations of a tap out of a call."""
     if tap.in_backward:
-        return call.first_gradient()
+        return CallRecord.first_gradient
     if tap is Tap.ATTENTION:
-        return call.attention
-    return [call.inputs if tap is Tap.INPUT else call.outputs]
+        return lambda call: call.attention
+    return (lambda call: [call.inputs]) if tap is Tap.INPUT else (lambda call: [call.outputs])
 
 
 def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> Observations:
@@ -127,8 +132,14 @@ def probe_values(
     observed = np.zeros(sites, dtype=np.bool_)
     for found in merged.values():
         observed[found.sites] = True
-    kept = {s.name: (slice(None), *(slice((extents or {}).get(dim)) for dim in s.dims)) for s in probe.statistics}
-    return {s.name: _spread(s, merged[s.terms], sites, factor)[kept[s.name]] for s in probe.statistics}, observed
+    with np.errstate(all="ignore"):
+        columns = {terms: _columns(terms, found, factor) for terms, found in merged.items()}
+        values = {s.name: _spread(s, merged[s.terms].sites, columns[s.terms], sites) for s in probe.statistics}
+    for statistic in probe.statistics:
+        if statistic.dims and extents:
+            kept = (slice(extents.get(dim)) for dim in statistic.dims)
+            values[statistic.name] = values[statistic.name][slice(None), *kept]
+    return values, observed
 
 
 def probe_extents(probe: Probe, observations: Observations, fetched: Fetched) -> dict[str, int]:
@@ -155,46 +166,47 @@ def probe_extents(probe: Probe, observations: Observations, fetched: Fetched) ->
 class _Merged:
     """Terms of the observed sites, ``[observed site, column]``."""
 
-    sites: list[int]
+    sites: NDArray[np.intp]
     first: NDArray[np.float64]
     union: NDArray[np.float64]
 
 
 def _merged(probe: Probe, terms: Terms, observations: Observations, fetched: Fetched) -> _Merged:
     key = (probe.name, terms)
-    slots = {site: [found[key] for found in several if key in found] for site, several in observations.items()}
-    slots = {site: several for site, several in slots.items() if several}
-    first = _gather([several[0] for several in slots.values()], terms, fetched)
-    union = first.copy()
-    for row, several in enumerate(slots.values()):
-        for device, _, index in several[1:]:
-            union[row] = terms.merge(union[row], fetched[device, terms][index])
-    return _Merged(list(slots), first, union)
+    sites: list[int] = []
+    firsts: list[Slot] = []
+    repeated: list[tuple[int, list[Slot]]] = []
+    for site, several in observations.items():
+        found = [slots[key] for slots in several if key in slots]
+        if len(found) > 1:
+            repeated.append((len(sites), found[1:]))
+        if found:
+            sites.append(site)
+            firsts.append(found[0])
+    first = gather(firsts, terms, fetched)
+    union = first.copy() if repeated else first
+    for row, others in repeated:
+        for more in gather(others, terms, fetched):
+            union[row] = terms.merge(union[row], more)
+    return _Merged(np.array(sites, dtype=np.intp), first, union)
 
 
-def _gather(slots: list[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.float64]:
-    """Look slots up, ``[slot, column]``; one indexing per device."""
-    gathered = np.empty((len(slots), len(terms.columns)))
-    devices = [device for device, _, _ in slots]
-    for device in set(devices):
-        rows = [row for row, where in enumerate(devices) if where == device]
-        gathered[rows] = fetched[device, terms][[slots[row][2] for row in rows]]
-    return gathered
+def _columns(terms: Terms, merged: _Merged, factor: float) -> tuple[Columns, Columns]:
+    """Named columns ``[observed site]`` of all observations, and of the first of each site."""
+    union = terms.named(terms.rescaled(merged.union, factor))
+    if merged.first is merged.union:
+        return union, union
+    return union, terms.named(terms.rescaled(merged.first, factor))
 
 
-def _spread(statistic: Statistic, merged: _Merged, sites: int, factor: float) -> NDArray[np.float64]:
+def _spread(
+    statistic: Statistic, observed: NDArray[np.intp], columns: tuple[Columns, Columns], sites: int
+) -> NDArray[np.float64]:
     """Finished values at their place on the site axis."""
-    extra = tuple(len(statistic.coords[dim]) for dim in statistic.dims)
-    values = np.full((sites, *extra), np.nan)
-    if merged.sites:
-        columns = merged.union if statistic.mergeable else merged.first
-        values[merged.sites] = statistic.of(statistic.terms.rescaled(columns, factor))
+    values = np.full((sites, *(len(statistic.coords[dim]) for dim in statistic.dims)), np.nan)
+    if observed.size:
+        values[observed] = statistic.finish(columns[0] if statistic.mergeable else columns[1])
     return values
-
-
-def _look_up(slot: Slot, fetched: Fetched) -> NDArray[np.float64]:
-    device, terms, index = slot
-    return np.asarray(fetched[device, terms][index])
 
 
 def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched) -> dict[int, list[Call]]:
@@ -238,7 +250,7 @@ def _plain(probes: Iterable[Probe], slots: TermSlots, fetched: Fetched) -> dict[
         for statistic in probe.statistics:
             slot = slots.get((probe.name, statistic.terms))
             if slot is not None and not statistic.dims:
-                terms = _look_up(slot, fetched)
+                (terms,) = gather([slot], statistic.terms, fetched)
                 plain.setdefault(statistic.name, float(statistic.of(terms)))
                 plain.setdefault("count", float(statistic.terms.named(terms).get("count", np.nan)))
     return plain
@@ -247,9 +259,10 @@ def _plain(probes: Iterable[Probe], slots: TermSlots, fetched: Fetched) -> dict[
 def _norm(slots: TermSlots, fetched: Fetched) -> float:
     """Euclidean norm from whichever terms hold the squares."""
     for (_, terms), slot in slots.items():
-        columns = terms.named(_look_up(slot, fetched))
+        (values,) = gather([slot], terms, fetched)
+        columns = terms.named(values)
         if "squares" in columns:
             return float(np.sqrt(columns["squares"]))
         if "max_abs" in columns and "m2" in columns:
-            return float(NORM.of(_look_up(slot, fetched)))
+            return float(NORM.of(values))
     return float("nan")

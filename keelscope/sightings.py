@@ -26,6 +26,8 @@ class Sightings:
     """Modules whose output received a gradient."""
     parameters: set[int] = field(default_factory=set)
     """Parameters that received a gradient."""
+    _reached: set[int] = field(default_factory=set)
+    """Their indices."""
 
     def note(self, plan: SitePlan, step: StepRecord) -> None:
         """Take in a step.
@@ -36,10 +38,14 @@ class Sightings:
         """
         for call in step.calls:
             key = id(plan.modules[call.site].module)
-            self.called.add(key)
-            if call.first_gradient():
-                self.with_gradient.add(key)
-        self.parameters |= {id(plan.parameters[i].parameter) for i, r in step.parameters.items() if r.gradient()}
+            if key not in self.with_gradient:
+                self.called.add(key)
+                if call.first_gradient():
+                    self.with_gradient.add(key)
+        for i, record in step.parameters.items():
+            if i not in self._reached and record.gradient():
+                self._reached.add(i)
+                self.parameters.add(id(plan.parameters[i].parameter))
 
     def seen(self, plan: SitePlan, taps: Iterable[Tap], lost: Mapping[int, str], refused: Mapping[int, str]) -> Seen:
         """Everything noted, for the coverage.

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope import kernel
 from keelscope.entries import blocks, constant, elsewhere, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
@@ -35,6 +36,7 @@ __all__ = [
     "SQUARES",
     "VARIANCE",
     "ZERO_FRACTION",
+    "Columns",
     "Statistic",
     "Terms",
     "additive",
@@ -66,6 +68,10 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
+    packed: Callable[[Tensor], bytes | None] | None = None
+    """Optional: `of` as packed doubles without torch operations, or None for a tensor that it cannot read."""
+    packed_many: Callable[[list[Tensor]], list[bytes | None]] | None = None
+    """Optional: the same for many one-tensor observations at once."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
@@ -75,6 +81,8 @@ class Terms:
 
     def rescaled(self, values: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
         """Terms ``[..., column]`` of tensors multiplied by `factor`, from the terms of the tensors themselves."""
+        if factor == 1.0:
+            return values
         if self.rescale is not None:
             return self.rescale(values, factor)
         return values * np.power(factor, self.degrees) if self.degrees else values
@@ -203,7 +211,12 @@ def _joint_mean(
 
 
 MOMENTS = Terms(
-    "moments", ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"), _moments_of, _merge_moments, (0, 1, 2, 1, 0, 0)
+    "moments",
+    ("count", "mean", "m2", "max_abs", "zeros", "nonfinite"),
+    _moments_of,
+    _merge_moments,
+    (0, 1, 2, 1, 0, 0),
+    packed=kernel.moments,
 )
 
 
@@ -224,7 +237,11 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 
-SQUARES = replace(additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)), of_many=_squares_of_many)
+SQUARES = replace(
+    additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)),
+    of_many=_squares_of_many,
+    packed_many=kernel.squares,
+)
 
 
 def _powers_of(tensor: Tensor) -> Tensor:

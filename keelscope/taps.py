@@ -80,7 +80,7 @@ class Tap(Enum):
     @property
     def in_backward(self) -> bool:
         """Whether it waits for the backward pass of a module."""
-        return self in {Tap.OUTPUT_GRADIENT, Tap.INPUT_AND_GRADIENT, Tap.JACOBIAN}
+        return self is Tap.OUTPUT_GRADIENT or self is Tap.INPUT_AND_GRADIENT or self is Tap.JACOBIAN
 
 
 _AXES = {

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from keelscope.leaves import floating_leaves
+from keelscope.leaves import floating_leaves, hook_gradient
 
 Point = namedtuple("Point", "x y")
 KEYS = st.text(alphabet="abc", min_size=1, max_size=3)
@@ -90,3 +90,43 @@ def test_a_dataclass_with_a_missing_field():
     record = Record(torch.ones(1), None)
     del record.b
     assert [path for path, _ in floating_leaves(record)] == ["a"]
+
+
+def test_gradient_hooks_are_called_in_turn_with_those_of_others():
+    x = torch.ones(2, requires_grad=True)
+    hidden, seen = x * 2, []
+    hidden.register_hook(lambda gradient: seen.append(("before", gradient.tolist())))
+    assert hook_gradient(hidden, lambda gradient: seen.append(("first", gradient.tolist()))) is None
+    other = hidden * 3
+    assert hook_gradient(other, lambda gradient: seen.append(("alone", gradient.tolist()))) is None
+    assert hook_gradient(other, lambda gradient: seen.append(("second", gradient.tolist()))) is None
+    other.register_hook(lambda gradient: seen.append(("after", gradient.tolist())))
+    other.sum().backward()
+    assert [name for name, _ in seen] == ["alone", "second", "after", "before", "first"]
+    assert [value for _, value in seen] == [[1, 1]] * 3 + [[3, 3]] * 2
+
+
+def test_a_gradient_hook_on_a_leaf_can_be_taken_off():
+    x, seen = torch.ones(2, requires_grad=True), []
+    handle = hook_gradient(x, seen.append)
+    x.sum().backward()
+    handle.remove()
+    x.sum().backward()
+    assert len(seen) == 1
+
+
+def test_gradient_hooks_on_the_output_of_a_function_of_ones_own():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    seen = []
+    y = Double.apply(torch.ones(2, requires_grad=True))
+    hook_gradient(y, seen.append)
+    y.sum().backward()
+    assert [gradient.tolist() for gradient in seen] == [[1, 1]]

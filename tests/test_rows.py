@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from keelscope.board import Board
+from keelscope import kernel
+from keelscope.board import Board, gather
 from keelscope.calls import CallRecord, ParameterRecord, terms_of
 from keelscope.errors import ProbeError
 from keelscope.probe import Tap, TensorProbe
@@ -22,6 +23,14 @@ from keelscope.rows import (
     probe_values,
 )
 from keelscope.statistics import MAX_ABS, MEAN, MOMENTS, NORM, RMS, SQUARES, Statistic, additive
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """Terms from the compiled kernel, if it is there, and from torch."""
+    if request.param == "torch":
+        monkeypatch.setattr(kernel, "_native", None)
+
 
 PROBE = TensorProbe("p", Tap.OUTPUT, (MEAN, NORM, MAX_ABS))
 
@@ -144,20 +153,27 @@ def test_calls_in_plain_numbers():
 
 
 class TestBoard:
-    def test_slots_find_their_terms(self):
+    def test_slots_find_their_terms(self, path):
         board = Board()
         tensors = [torch.full((n,), float(n)) for n in (1, 2, 3)]
         singly = [board.put(MOMENTS, (x,)) for x in tensors]
         together = board.put_many(SQUARES, tensors)
         fetched = board.fetch()
-        for x, moments, squares in zip(tensors, singly, together, strict=True):
-            assert fetched[moments[:2]][moments[2]][0] == len(x)
-            assert fetched[squares[:2]][squares[2]].tolist() == pytest.approx([len(x), len(x) ** 3], rel=1e-14)
+        assert gather(singly, MOMENTS, fetched)[:, 0].tolist() == [1, 2, 3]
+        assert gather(together, SQUARES, fetched) == pytest.approx(np.array([[n, n**3] for n in (1, 2, 3)]), rel=1e-14)
 
-    def test_terms_without_a_batched_kernel(self):
+    def test_packed_and_other_terms_side_by_side(self, path):
+        board = Board()
+        tensors = [torch.ones(3), torch.eye(3).to_sparse(), torch.ones(2)]
+        singly, together = [board.put(MOMENTS, (x,)) for x in tensors], board.put_many(SQUARES, tensors)
+        fetched = board.fetch()
+        assert gather(singly, MOMENTS, fetched)[:, 0].tolist() == [3, 9, 2]
+        assert gather(together, SQUARES, fetched) == pytest.approx(np.array([[3, 3], [9, 3], [2, 2]]), rel=1e-14)
+
+    def test_terms_without_a_batched_kernel(self, path):
         board = Board()
         found = board.put_many(MOMENTS, [torch.ones(2), torch.ones(3)])
-        assert [board.fetch()[slot[:2]][slot[2]][0] for slot in found] == [2, 3]
+        assert gather(found, MOMENTS, board.fetch())[:, 0].tolist() == [2, 3]
 
     def test_empty(self):
         assert Board().fetch() == {}
@@ -167,11 +183,11 @@ class TestBoard:
         with pytest.raises(ProbeError, match=r"terms 'wrong' gave shape \[1\], expected \[2\]"):
             Board().put(wrong, (torch.ones(2),))
 
-    def test_no_graph_is_kept(self):
+    def test_no_graph_is_kept(self, path):
         board = Board()
         weight = torch.ones(3, requires_grad=True)
         slot = board.put(MOMENTS, (weight * 2,))
-        assert board.fetch()[slot[:2]][slot[2]][1] == 2
+        assert gather([slot], MOMENTS, board.fetch())[0, 1] == 2
 
 
 def test_attention_is_observed_as_often_as_it_happens():

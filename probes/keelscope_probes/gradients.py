@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope import kernel
 from keelscope.probe import Tap, TensorProbe
 from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, Terms
 
@@ -36,7 +37,14 @@ def _shifted(terms: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     return np.stack([logs, terms[..., 1], terms[..., 2]], axis=-1)
 
 
-_LATE_TOKENS = Terms("late_tokens", ("logs", "positive", "zeros"), _late_tokens_of, np.add, rescale=_shifted)
+_LATE_TOKENS = Terms(
+    "late_tokens",
+    ("logs", "positive", "zeros"),
+    _late_tokens_of,
+    np.add,
+    packed=kernel.late_tokens,
+    rescale=_shifted,
+)
 
 
 def _level(t: Columns) -> NDArray[np.float64]:
