@@ -7,12 +7,13 @@ live objects.
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from keelscope.instances import instances_of
 
 if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
@@ -72,7 +73,5 @@ def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:
     """The live scaler that has unscaled this optimizer's gradients."""
     from torch.amp.grad_scaler import GradScaler
 
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), GradScaler) and id(optimizer) in candidate._per_optimizer_states:
-            return weakref.ref(candidate)
-    return None
+    scalers = (one for one in instances_of(GradScaler) if id(optimizer) in one._per_optimizer_states)
+    return next(map(weakref.ref, scalers), None)
