@@ -26,14 +26,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope.entries import elsewhere, is_measurable
+from keelscope.entries import is_measurable, local_shard
 from keelscope.probe import Probe
 from keelscope.sites import SitePlan
 from keelscope.statistics import Statistic
 from keelscope.store.schema import PartInfo
 from keelscope.taps import Axis, Tap
 
-__all__ = ["Ranks", "is_awaiting_sync", "is_sharded", "survey"]
+__all__ = ["Ranks", "is_awaiting_sync", "is_sharded", "place", "survey"]
 
 Values = dict[str, NDArray[np.float64]]
 _Group = tuple[int, ...]
@@ -116,14 +116,22 @@ class Ranks:
         if probe.tap.axis is Axis.PARAMETER:
             observed &= self.counted
             for statistic in probe.statistics:
-                values[statistic.name][~self.counted] = np.nan
-                if not self.records(statistic, probe.tap):
+                if self.records(statistic, probe.tap):
+                    self._of_shards(statistic, values[statistic.name], observed)
+                else:
                     del values[statistic.name]
             return
         for statistic in probe.statistics:
             if probe.tap is Tap.GATE_GRADIENT or statistic.grows:
                 factors = self._like_this(probe.tap, statistic.grows, gates)
                 values[statistic.name] *= factors.reshape(-1, *[1] * len(statistic.dims))
+
+    def _of_shards(self, statistic: Statistic, values: NDArray[np.float64], observed: NDArray[np.bool_]) -> None:
+        """What the entries here add to the whole, in place: a part of a mean square, and 0 where there are none."""
+        values[~self.counted] = np.nan
+        if self.reduce == "shard" and statistic.across_ranks == "root_sum_squares":
+            values *= (self.parts ** (statistic.grows - 0.5)).reshape(-1, *[1] * len(statistic.dims))
+            values[observed & np.isnan(self.parts)] = 0.0
 
     def _like_this(self, tap: Tap, grows: float, gates: Sequence[int]) -> NDArray[np.float64]:
         """``[site]`` or ``[1]``: what turns a value of this rank's entries into that of all, were they like them."""
@@ -165,6 +173,14 @@ _PARAMETERS = {
 }
 
 
+def place() -> tuple[int, int]:
+    """Rank of this process and number of ranks; 0 and 1 without a process group."""
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
 def survey(plan: SitePlan) -> Ranks:
     """What this rank holds, from the model as it is now.
 
@@ -174,10 +190,10 @@ def survey(plan: SitePlan) -> Ranks:
     Returns:
         The record; without a process group of several ranks that of a run on one process.
     """
-    dist = torch.distributed
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+    rank, size = place()
+    if size == 1:
         return Ranks()
-    rank, parameters = dist.get_rank(), [watched.parameter for watched in plan.parameters]
+    parameters = [watched.parameter for watched in plan.parameters]
     averaging = _Averaging.of(plan)
     synchronised = _data_parallel(parameters)
     groups = {group for p in parameters for group in _groups(p)} | set(synchronised.values()) | averaging.groups
@@ -185,7 +201,7 @@ def survey(plan: SitePlan) -> Ranks:
     batches = max([len(averaging.ranks), *map(len, synchronised.values())])
     return Ranks(
         rank,
-        dist.get_world_size(),
+        size,
         batches,
         averaging.divisor or float(batches),
         tuple(_kind(p, groups) for p in parameters),
@@ -289,7 +305,7 @@ def _counted(rank: int, holders: _Group, groups: Iterable[_Group]) -> bool:
 
 
 def _parts(parameter: nn.Parameter) -> float:
-    here = parameter.numel() - elsewhere(parameter.detach()) if is_measurable(parameter) else 0
+    here = local_shard(parameter.detach()).numel() if is_measurable(parameter) else 0
     return parameter.numel() / here if here else math.nan
 
 

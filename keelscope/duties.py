@@ -13,6 +13,7 @@ from torch import nn
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
+from keelscope.entries import on_this_rank
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
 
@@ -120,11 +121,12 @@ def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board:
         Where the terms are; nothing of a probe that fails or has nothing to say.
     """
     slots: TermSlots = {}
-    for task in tasks:
+    own = on_this_rank(tensors)
+    for task in tasks if own is not None else ():
         try:
-            view: Tensors | None = tensors
-            if not task.sees_everything:
-                view = task.probe.view(tuple(tensor.detach() for tensor in tensors), module)
+            view = own
+            if own is not None and not task.sees_everything:
+                view = task.probe.view(tuple(tensor.detach() for tensor in own), module)
             if view is not None:
                 for key in task.keys:
                     slots[key] = board.put(key[1], view)

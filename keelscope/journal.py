@@ -210,7 +210,7 @@ def check_destination(path: str | Path | None, exists: str, rank: int = 0) -> No
     file = Path(path).expanduser()
     if file.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a run file in it, such as {file / 'run.h5'}.")
-    if exists == "error" and file.exists():
+    if exists == "error" and not rank and file.exists():  # the file may be this launch's: other ranks learn it later
         raise RunExistsError(f"{path} exists; choose another name, or exists='new' for the next free one.")
     if exists == "resume" and not is_left(file.absolute(), rank):
         raise RunExistsError(f"{path} is still being written; end that process, or take exists='new'.")

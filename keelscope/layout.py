@@ -19,6 +19,7 @@ from torch import nn
 from keelscope.distributed import Ranks
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan, WatchedModule
+from keelscope.stacks import class_name
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
 
 __all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
@@ -130,10 +131,10 @@ def draw_layout(  # noqa: PLR0913 - what a layout is drawn from
     """
     first = next((p for p in model.parameters()), None)
     info = RunInfo(
-        title=Path(title).stem if title else type(model).__name__,
+        title=Path(title).stem if title else class_name(model),
         run_id=str(uuid.uuid4()),
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        model_class=type(model).__name__,
+        model_class=class_name(model),
         n_parameters=sum(watched.site.numel for watched in plan.parameters),
         device=first.device.type if first is not None else "",
         training_library=f"torch {torch.__version__}",

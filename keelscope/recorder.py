@@ -230,7 +230,8 @@ class Recorder:
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
-        seen = self._sightings.seen(self.plan, taps, self.modules.lost, self.modules.jacobians.refused)
+        lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
+        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
     def refresh_labels(self, model: nn.Module) -> None:
@@ -275,7 +276,7 @@ class Recorder:
         return replace(layout, info=info, coverage=self.coverage())
 
     def scalars(self, row: RowValues) -> dict[str, float]:
-        """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
+        """What the watch itself logs beside a row: the learning rate and, where it is known, the norm of all gradients.
 
         Args:
             row: the values of the step.
@@ -286,7 +287,7 @@ class Recorder:
         found = {} if self._leading is None else {"lr": float(self._rate)}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients:
+        if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
         return found
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from keelscope import openwatches
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
+from keelscope.distributed import place
 from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number, check_destination
 from keelscope.probe import Probe, resolve_probes
@@ -91,7 +92,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
-    check_destination(path, exists)
+    check_destination(path, exists, place()[0])
     optimizers = as_optimizers(optimizer)
     first = starting_step(first_step, path, exists, optimizers)
     recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)

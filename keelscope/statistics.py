@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope import kernel
-from keelscope.entries import blocks, constant, elsewhere, implicit_zeros, stored
+from keelscope.entries import blocks, constant, implicit_zeros, stored
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -221,9 +221,9 @@ MOMENTS = Terms(
 
 
 def _squares_of(tensor: Tensor) -> Tensor:
-    """``[count, sum of squares]``, the cheapest pass; of a distributed tensor all entries and the squares of some."""
+    """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
     vector = stored(tensor)
-    count = constant(vector.numel() + implicit_zeros(tensor) + elsewhere(tensor), vector.device)
+    count = constant(vector.numel() + implicit_zeros(tensor), vector.device)
     squares = [torch.dot(piece, piece) for piece in blocks(vector)]
     return torch.stack([count, squares[0] if len(squares) == 1 else torch.stack(squares).sum()])
 
@@ -232,8 +232,7 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     """One fused call instead of one per tensor; ``[tensor, (count, sum of squares)]``."""
     vectors = [stored(tensor) for tensor in tensors]
     norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=torch.float64))  # [tensor]
-    pairs = zip(vectors, tensors, strict=True)
-    counts = [vector.numel() + implicit_zeros(tensor) + elsewhere(tensor) for vector, tensor in pairs]
+    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "FollowedRun", "Status"]
 
 Status = Literal["live", "finished", "stopped", "error"]
+ISOLATED = partial(open_run, isolated=True)  # one bad file must not take the others down
 LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
 
@@ -56,7 +58,7 @@ class FollowedRun:
         opener: how the file is opened.
     """
 
-    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = open_run) -> None:
+    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = ISOLATED) -> None:
         self.path = path
         self.name = name
         self.error = ""

@@ -45,6 +45,7 @@ __all__ = ["check_schema", "read_layout", "scalar_names"]
 
 _MAX_NAMES = 10_000
 _MAX_LENGTH = 2**22
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -60,10 +61,9 @@ def check_schema(file: h5py.File, path: Path) -> None:
         UnsupportedSchemaError: if its format has a newer major version.
     """
     found = text_attribute(file, "keelscope_schema", "")
-    major, _, _ = found.partition(".")
-    if not major.isdecimal():
+    if not _VERSION.fullmatch(found):
         raise RefusedError("it is HDF5, but keelscope did not write it")
-    if int(major) > int(SCHEMA_VERSION.partition(".")[0]):
+    if int(found.partition(".")[0]) > int(SCHEMA_VERSION.partition(".")[0]):
         writer = clean(text_attribute(file, "creation_library_version", "unknown"))
         raise UnsupportedSchemaError(
             f"{path} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
@@ -217,6 +217,8 @@ def _read_sites(group: h5py.Group, peek: Peek) -> tuple[Site, ...]:
     paths = read_labels(group, SITE, peek)
     kinds, roles, stacks, aliases = (read_labels(group, name, peek) for name in ("kind", "role", "stack", "aliases"))
     positions, sizes = (_whole(child_dataset(group, name, "iu", 1), peek).tolist() for name in ("position", "numel"))
+    if min(positions, default=0) < -1 or max(positions, default=0) > _MAX_LENGTH or min(sizes, default=0) < 0:
+        raise RefusedError(f"the sites of {group.name} have positions or sizes that no module has")
     columns = zip(paths, kinds, roles, stacks, positions, sizes, aliases, strict=True)
     try:
         return tuple(
@@ -260,4 +262,6 @@ def _names(text: str) -> list[str]:
     names = text.split()
     if len(names) > _MAX_NAMES or not all(map(_NAME.fullmatch, names)):
         raise RefusedError("a list of names holds something that is not a name")
+    if len(set(names)) < len(names):
+        raise RefusedError("a list of names names something twice")
     return names

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
-from keelscope.store.across import NEEDS_ALL
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group
-from keelscope.store.chunks import Peek, read_block
+from keelscope.store.chunks import read_block
 from keelscope.store.decoding import check_schema, read_layout, scalar_names
+from keelscope.store.extras import Extras
 from keelscope.store.history import History
-from keelscope.store.ledger import BY_RANK, PRESENT, Ledger, read_ledger
+from keelscope.store.ledger import Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file
 from keelscope.store.schema import SCALARS, RunLayout
@@ -31,7 +31,7 @@ from keelscope.store.view import ClosedView
 
 __all__ = ["FileSource"]
 
-_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, UnicodeError)
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
 _MAX_READ = 16 * 2**30
 _ATTEMPTS = 5
 _PAUSE = 0.02
@@ -69,6 +69,12 @@ class FileSource:
     def ledger(self) -> Ledger | None:
         """How the file was made, if it is a sealed one."""
         return self._handle.ledger
+
+    @property
+    def extras(self) -> Extras:
+        """What the file holds beside the run."""
+        handle = self._handle
+        return Extras(self._path, handle.file, handle.view.peek, handle.layout)
 
     @property
     def history(self) -> History:
@@ -240,6 +246,8 @@ def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS
         if isinstance(error, RunFileError):
             raise
         raise NotARunFileError(f"{path} is damaged: {error}.") from error
+    except MemoryError as error:
+        raise NotARunFileError(f"{path} needs more memory than there is.") from error
 
 
 def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
@@ -254,26 +262,13 @@ def _open_checked(path: Path, layout: RunLayout | None) -> _Handle:
         names = (SCALARS, *(group.name for group in layout.groups))
         steps = {name: child_dataset(child_group(file, name), STEP, "i", 1) for name in names}
         datasets = _find_datasets(file, layout)
-        unknown = _find_unknown(file, layout, view.peek) if ledger is not None and BY_RANK in file else {}
+        unknown = Extras(path, file, view.peek, layout).unknown() if ledger is not None else {}
     except BaseException:
         file.close()
         view.close()
         raise
     view.expect_numbers()
     return _Handle(state, file, view, layout, datasets, steps, ledger, unknown)
-
-
-def _find_unknown(file: h5py.File, layout: RunLayout, peek: Peek) -> dict[str, dict[str, NDArray[np.bool_]]]:
-    """From a sealed file of several ranks: where the sums over ranks are unknown."""
-    parent = child_group(file, BY_RANK)
-    found: dict[str, dict[str, NDArray[np.bool_]]] = {}
-    for group in (spec for spec in layout.groups if spec.name in parent):
-        present = child_dataset(child_group(parent, group.name), PRESENT, "u", 2)
-        missing = (read_block(present, (slice(None),), peek) == 0).any(axis=0)
-        sums = [spec.name for spec in group.statistics if spec.across_ranks in NEEDS_ALL]
-        if missing.any():
-            found[group.name] = dict.fromkeys(sums, missing)
-    return found
 
 
 def _find_datasets(file: h5py.File, layout: RunLayout) -> dict[str, dict[str, h5py.Dataset]]:

@@ -15,11 +15,22 @@ from numpy.typing import NDArray
 
 from keelscope.store.allowlist import RefusedError, child_dataset, child_group, read_labels, text_attribute
 from keelscope.store.chunks import Peek, read_block
+from keelscope.store.encoding import PACKED, attach
 from keelscope.store.history import Absence, SessionInfo
 from keelscope.store.names import STEP, clean
 from keelscope.store.schema import PartInfo
 
-__all__ = ["BY_RANK", "PRESENT", "Ledger", "PartKey", "part_key", "read_ledger", "write_ledger"]
+__all__ = [
+    "BY_RANK",
+    "PRESENT",
+    "Ledger",
+    "PartKey",
+    "part_key",
+    "read_absences",
+    "read_ledger",
+    "write_ledger",
+    "write_present",
+]
 
 BY_RANK = "by_rank"
 PRESENT = "present"
@@ -88,17 +99,16 @@ def read_ledger(file: h5py.File, peek: Peek) -> Ledger | None:
         sealed_at,
         tuple(SessionInfo(*row) for row in sessions),
         frozenset((rank, part, session) for rank, part, session in merged),
-        tuple(_read_absences(file, peek)) if _RANKS in file else (),
+        tuple(read_absences(file, peek)) if _RANKS in file else (),
     )
 
 
-def write_ledger(file: h5py.File, ledger: Ledger, present: tuple[NDArray[np.int64], NDArray[np.uint8]] | None) -> None:
-    """Add the ledger to a file that is being sealed.
+def write_ledger(file: h5py.File, ledger: Ledger) -> None:
+    """Add sessions and parts to a file that is being sealed.
 
     Args:
         file: open for writing.
-        ledger: what to write; absences follow from `present`.
-        present: steps ``[step]`` and ``[rank, step]``, None if one process recorded the run.
+        ledger: what to write; absences follow from what `byrank` writes.
     """
     file.attrs["sealed_at"] = ledger.sealed_at
     file.attrs["parts_merged"] = np.int64(len(ledger.parts))
@@ -107,8 +117,31 @@ def write_ledger(file: h5py.File, ledger: Ledger, present: tuple[NDArray[np.int6
     _write_table(file, _SESSIONS, table)
     ranks, parts, sessions = zip(*sorted(ledger.parts), strict=True)
     _write_table(file, _MERGED, {"rank": ranks, "part": parts, "session_id": sessions})
-    if present is not None:
-        _write_present(file, *present)
+
+
+def write_present(group: h5py.Group, steps: NDArray[np.int64], present: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Write which rank recorded which step, with both axes.
+
+    Args:
+        group: an empty group.
+        steps: ``[step]``.
+        present: ``[rank, step]``, see `byrank.present_of`.
+
+    Returns:
+        `present`.
+    """
+    rank = group.create_dataset("rank", data=np.arange(len(present), dtype=np.int32))
+    step = group.create_dataset(STEP, data=steps)
+    rank.make_scale("rank")
+    step.make_scale(STEP)
+    rank.attrs.update({"long_name": "process", "units": "1"})
+    step.attrs.update({"long_name": "optimizer step", "units": "1"})
+    dataset = group.create_dataset(PRESENT, data=present, **(PACKED if present.size else {}))
+    dataset.attrs.update({"long_name": "whether the rank recorded the step", "units": "1"})
+    flags = np.array([0, 1, 2], np.uint8)
+    dataset.attrs.update({"flag_values": flags, "flag_meanings": "missing recorded not_started"})
+    attach(dataset, rank, step)
+    return present
 
 
 def _write_table(file: h5py.File, name: str, columns: Mapping[str, Sequence[object]]) -> None:
@@ -121,24 +154,7 @@ def _write_table(file: h5py.File, name: str, columns: Mapping[str, Sequence[obje
         data = list(values) if text else np.array(values, np.int64)
         dataset = group.create_dataset(column, data=data, dtype=h5py.string_dtype() if text else None)
         dataset.attrs.update({"long_name": _DOCS[column]} | ({} if text else {"units": "1"}))
-        dataset.dims[0].attach_scale(entry)
-
-
-def _write_present(file: h5py.File, steps: NDArray[np.int64], present: NDArray[np.uint8]) -> None:
-    group = file.create_group(_RANKS, track_order=True)
-    rank = group.create_dataset("rank", data=np.arange(len(present), dtype=np.int32))
-    step = group.create_dataset(STEP, data=steps, chunks=(1024,) if len(steps) > 1024 else None)
-    rank.make_scale("rank")
-    step.make_scale(STEP)
-    rank.attrs.update({"long_name": "process", "units": "1"})
-    step.attrs.update({"long_name": "optimizer step", "units": "1"})
-    packed = {"compression": 1, "shuffle": True, "fletcher32": True} if present.size else {}
-    dataset = group.create_dataset(PRESENT, data=present, **packed)
-    dataset.attrs.update({"long_name": "whether the rank recorded the step", "units": "1"})
-    flags = np.array([0, 1, 2], np.uint8)
-    dataset.attrs.update({"flag_values": flags, "flag_meanings": "missing recorded not_started"})
-    dataset.dims[0].attach_scale(rank)
-    dataset.dims[1].attach_scale(step)
+        attach(dataset, entry)
 
 
 def _columns(file: h5py.File, name: str, columns: Sequence[str], peek: Peek) -> list[tuple[Any, ...]]:
@@ -157,15 +173,25 @@ def _columns(file: h5py.File, name: str, columns: Sequence[str], peek: Peek) -> 
     return list(zip(*found, strict=True))
 
 
-def _read_absences(file: h5py.File, peek: Peek) -> list[Absence]:
+def read_absences(file: h5py.File, peek: Peek, rows: int | None = None) -> list[Absence]:
+    """Which ranks recorded nothing on which steps of a sealed file of several ranks.
+
+    Args:
+        file: an open run file.
+        peek: reads bytes of the same file.
+        rows: how many of its first rows count; all if None.
+
+    Returns:
+        One entry per rank that is missing somewhere.
+
+    Raises:
+        RefusedError: if it holds something else under those names.
+    """
     group = child_group(file, _RANKS)
     steps, present = child_dataset(group, STEP, "i", 1), child_dataset(group, PRESENT, "u", 2)
-    if present.shape[1:] != steps.shape or present.size > 2**30:
+    if present.shape[1:] != steps.shape:
         raise RefusedError("/ranks/present does not fit /ranks/step")
-    numbers, absences = read_block(steps, (slice(None),), peek), []
-    table = read_block(present, (slice(None),), peek)
-    for rank in range(len(present)):
-        missing = numbers[table[rank] == 0]
-        if missing.size:
-            absences.append(Absence(rank, missing.size, int(missing[0]), int(missing[-1])))
-    return absences
+    numbers = read_block(steps, (slice(rows),), peek)
+    table = read_block(present, (slice(None), slice(rows)), peek)
+    missing = [(rank, numbers[table[rank] == 0]) for rank in range(len(table))]
+    return [Absence(rank, len(gone), int(gone[0]), int(gone[-1])) for rank, gone in missing if len(gone)]

@@ -108,15 +108,11 @@ class LivePart:
         """Copy a closed scratch file to its final name; it goes only when the copy is durable.
 
         Raises:
-            OSError: if the place cannot be written; the message says where the rows are kept.
+            OSError: if the place cannot be written.
         """
         if self.scratch is None:
             return
-        try:
-            _copy(self.scratch, self.path)
-        except OSError as error:
-            message = f"{error.strerror or error} (its rows are kept in {self.scratch})"
-            raise OSError(error.errno, message, str(self.path)) from error
+        _copy(self.scratch, self.path)
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
 
     def _let_go(self) -> None:

@@ -18,7 +18,17 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-__all__ = ["Note", "Writer", "WriterLock", "find_writer", "identity", "note_of", "noted_ranks", "parts_folder"]
+__all__ = [
+    "Note",
+    "Writer",
+    "WriterLock",
+    "find_writer",
+    "identity",
+    "locked",
+    "note_of",
+    "noted_ranks",
+    "parts_folder",
+]
 
 _HEARTBEAT = 30.0
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -74,7 +84,7 @@ class WriterLock:
         self._lock, self._note = self._folder / _lock_name(rank), self._folder / _note_name(rank)
         self._descriptor = -1
         try:
-            self._descriptor = _locked(self._lock)
+            self._descriptor = locked(self._lock)
             self.note = Note(*identity(os.getpid()), session, first_part, sealing)
             self._tell()
         except OSError:
@@ -90,7 +100,7 @@ class WriterLock:
         """
         if _is_at(self._descriptor, self._lock):
             return
-        before, self._descriptor = self._descriptor, _locked(self._lock)
+        before, self._descriptor = self._descriptor, locked(self._lock)
         os.close(before)
         self._tell()
 
@@ -211,8 +221,19 @@ def _note_name(rank: int) -> str:
     return f"r{rank:05d}.json"
 
 
-def _locked(path: Path) -> int:
-    """A descriptor of the lock file, locked; made again if its last holder removed it meanwhile."""
+def locked(path: Path) -> int:
+    """Take a lock; its file is made again if the last holder removed it meanwhile.
+
+    Args:
+        path: the lock file.
+
+    Returns:
+        A descriptor; closing it gives the lock back.
+
+    Raises:
+        BlockingIOError: if another process holds it.
+        OSError: if the folder cannot be written.
+    """
     while True:
         path.parent.mkdir(exist_ok=True)
         try:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.store.across import NEEDS_ALL, combined
-from keelscope.store.names import ALL, WALL_TIME
+from keelscope.store.names import ALL, GRADIENTS, TOTAL_NORM, WALL_TIME
 from keelscope.store.pieces import Piece, Pieces
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.timeline import PieceRows, Strand, Stretch, weave
@@ -143,10 +143,8 @@ class Merged:
         if len(stretch.strands) == 1 and self.expected_ranks(stretch, group) == 1:
             return self._values(stretch.strands[0], group, name, start, stop, sites)
         rule = self._rule(group, name)
-        if self._equal(group):
-            return self._first_present(stretch, group, name, start, stop, sites)
-        if not rule:
-            return self._aligned(stretch, 0, group, name, start, stop, sites)
+        if self._equal(group) or not rule:
+            return self._of_first(stretch, group, name, start, stop, sites)
         ranks = range(len(stretch.strands))
         values = np.stack([self._aligned(stretch, i, group, name, start, stop, sites) for i in ranks])
         whole = combined(rule, values, self._seen(stretch, group, start, stop, sites, name))
@@ -158,26 +156,52 @@ class Merged:
         if len(stretch.strands) == 1 and self.expected_ranks(stretch, group) == 1:
             return self._looked(stretch.strands[0], group, start, stop, sites, name)
         by_rank = self._seen(stretch, group, start, stop, sites, name)
-        if not name or self._equal(group):
-            return np.asarray(by_rank.any(axis=0))
-        rule = self._rule(group, name)
-        seen = np.asarray(by_rank.any(axis=0)) if rule else by_rank[0]
-        return seen & ~self._incomplete(stretch, group, start, stop)[:, None] if rule in NEEDS_ALL else seen
+        seen = np.asarray(by_rank.any(axis=0))
+        if not name or self._equal(group) or self._rule(group, name) not in NEEDS_ALL:
+            return seen
+        return seen & ~self._incomplete(stretch, group, start, stop)[:, None]
 
-    def _first_present(self, stretch: Stretch, group: str, name: str, start: int, stop: int, sites: slice) -> Values:
-        """Of ranks that recorded the same, the first that has the step."""
+    def _of_first(self, stretch: Stretch, group: str, name: str, start: int, stop: int, sites: slice) -> Values:
+        """What the first rank that saw a site recorded: its first holder, where each rank has a stage of the model."""
         whole = np.full((stop - start, *self._pieces.row_shape(group, name, sites)), np.nan)
-        for index in reversed(range(len(stretch.strands))):
-            has = _has(stretch.rows[index], start, stop)
-            whole[has] = self._aligned(stretch, index, group, name, start, stop, sites)[has]
+        seen = self._seen(stretch, group, start, stop, sites, name)
+        for index, own in enumerate(seen):
+            new = own & ~seen[:index].any(axis=0)
+            if new.any():
+                whole[new] = self._aligned(stretch, index, group, name, start, stop, sites)[new]
         return whole
 
     def _of_scalar(self, stretch: Stretch, name: str, start: int, stop: int) -> Values:
-        """Scalars are those of the first rank; only the time is taken from another where that one is missing."""
-        whole = np.full(stop - start, np.nan)
-        for index in reversed(range(len(stretch.strands) if name == WALL_TIME else 1)):
-            has = _has(stretch.rows[index], start, stop)
-            whole[has] = self._aligned(stretch, index, SCALARS, name, start, stop, ALL)[has]
+        """Of the first rank that logged it; only the time is taken from another where that one is missing."""
+        whole = self._aligned(stretch, 0, SCALARS, name, start, stop, ALL)
+        others = range(1, len(stretch.strands))
+        if name == WALL_TIME:
+            for index in others:
+                whole = np.where(np.isnan(whole), self._aligned(stretch, index, SCALARS, name, start, stop, ALL), whole)
+        elif np.isnan(whole).all() and not self._logged(stretch.strands[0], name):
+            first = next((index for index in others if self._logged(stretch.strands[index], name)), None)
+            if first is not None:
+                return self._aligned(stretch, first, SCALARS, name, start, stop, ALL)
+            return self._total_norm(stretch.steps[start:stop]) if name == TOTAL_NORM else whole
+        return whole
+
+    def _logged(self, strand: Strand, name: str) -> bool:
+        """Whether a rank has any number under that name: the loss of a pipeline is that of its last stage."""
+        rows = sum(count for _, count in strand.pieces)
+        return bool(np.isfinite(self._values(strand, SCALARS, name, 0, rows, ALL)).any())
+
+    def _total_norm(self, steps: NDArray[np.int64]) -> Values:
+        """Norm of all gradients, where no rank knows more than its share of them."""
+        spec = self._pieces.groups.get(GRADIENTS)
+        whole = np.full(len(steps), np.nan)
+        if spec is None or spec.provenance.get("reduce") not in {"shard", "local"} or not len(steps):
+            return whole
+        own = self.steps(GRADIENTS)
+        first, last = np.searchsorted(own, [steps[0], steps[-1] + 1])
+        norms = self.read(GRADIENTS, "norm", int(first), int(last))  # [step, site]
+        seen = self.observed(GRADIENTS, int(first), int(last), name="norm")
+        total = np.sqrt(np.square(np.where(seen, norms, 0.0)).sum(axis=1))
+        whole[np.isin(steps, own)] = np.where(seen.any(axis=1), total, np.nan)[np.isin(own[first:last], steps)]
         return whole
 
     def _seen(self, stretch: Stretch, group: str, start: int, stop: int, sites: slice, name: str) -> Seen:

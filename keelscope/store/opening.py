@@ -128,7 +128,7 @@ def _open(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotARunFileError(
-                f"{path} is a symbolic link; open the file it leads to: {path.resolve()}."
+                f"{path} is a symbolic link; open the file it leads to: {os.path.realpath(path)}."
             ) from error
         raise RunFileError(error.errno, f"The run file cannot be read ({error.strerror})", str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

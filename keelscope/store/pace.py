@@ -9,7 +9,11 @@ from keelscope.errors import UsageError
 
 __all__ = ["Pace"]
 
-_CHOICES = {"fsync": ("close", "commit"), "live": ("swmr", "parts")}
+_CHOICES = {
+    "fsync": ("close", "commit"),
+    "live": ("swmr", "parts"),
+    "seal": ("exact", "float32", "10bit", "never"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,10 @@ class Pace:
     live: Literal["swmr", "parts"] = "swmr"
     """``"swmr"``: every committed row can be read at once. ``"parts"``, for network file systems: parts are written on
     the local disk and appear when they are complete."""
+
+    seal: Literal["exact", "float32", "10bit", "never"] = "exact"
+    """What becomes of a closed run: its parts are merged into one compressed file that keeps every bit, the 24 bits of
+    float32, or a relative error of 2^-11; ``"never"`` leaves them as they are."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from keelscope.store.lock import parts_folder
 
-__all__ = ["find_parts", "owner_of", "part_path", "place_of"]
+__all__ = ["find_parts", "part_path", "place_of"]
 
 _FOLDER = ".parts"
 _PART = re.compile(r"r(\d{5})\.p(\d{4})\.h5")
@@ -69,19 +69,3 @@ def place_of(path: Path) -> tuple[Path, int, int]:
     if match is None or not folder.endswith(_FOLDER) or folder == _FOLDER:
         return path, 0, 0
     return path.parent.with_name(folder.removesuffix(_FOLDER)), int(match[1]), int(match[2])
-
-
-def owner_of(path: Path) -> tuple[Path, int]:
-    """Which run a file belongs to, and which rank of it wrote the file.
-
-    Args:
-        path: a run file or one of its parts.
-
-    Returns:
-        The name of the run and the rank.
-
-    Example:
-        >>> owner_of(Path("runs/keel.h5.parts/r00003.p0001.h5"))[0].as_posix(), owner_of(Path("runs/keel.h5"))[1]
-        ('runs/keel.h5', 0)
-    """
-    return place_of(path)[:2]

@@ -47,18 +47,29 @@ class PartWriter:
         self._age = pace.part_time if pace.live == "swmr" else min(_SOON, pace.part_time)
         self._unpublished: list[LivePart] = []
         self._dropped_before = 0
+        self._device = claim.path.parent.stat().st_dev
         self.problem = ""
         """Why a part could not be closed or published; empty while all is well."""
         self.part: LivePart | None = None
         self._begin(layout, claim.part)
 
-    def write(self, rows: Sequence[PackedRow], dropped: int, *, again: bool) -> int:
+    def begin_again(self) -> None:
+        """After a failure: give a part up whose file is gone, so that the next row begins another.
+
+        Raises:
+            OSError: if the whole disk is gone: it may come back with its files.
+        """
+        self._check_disk()
+        if self.part is not None and not self.part.is_in_place():
+            self.part.abandon()
+            self.part = None
+
+    def write(self, rows: Sequence[PackedRow], dropped: int) -> int:
         """Commit rows of one layout, as many as the part has room for.
 
         Args:
             rows: at least one row.
             dropped: rows lost so far.
-            again: whether writing has failed before, so that a part whose file is gone is given up.
 
         Returns:
             How many were committed.
@@ -66,7 +77,7 @@ class PartWriter:
         Raises:
             OSError: if the disk is full or gone; nothing is marked as committed beyond what was.
         """
-        part = self._part_for(rows[0], dropped, again=again)
+        part = self._part_for(rows[0], dropped)
         batch = rows[: max(1, self._pace.part_rows - part.committer.rows)]
         _check_space(part.place.parent, 4 * part.committer.growth(len(batch)))
         part.committer.commit(batch)
@@ -104,12 +115,9 @@ class PartWriter:
         finally:
             self._publish()
 
-    def _part_for(self, row: PackedRow, dropped: int, *, again: bool) -> LivePart:
+    def _part_for(self, row: PackedRow, dropped: int) -> LivePart:
         if self.part is not None and not self.part.is_in_place():
-            if not again:
-                raise FileNotFoundError(errno.ENOENT, "its file is gone", str(self.part.place))
-            self.part.abandon()
-            self.part = None
+            raise FileNotFoundError(errno.ENOENT, "its file is gone", str(self.part.place))
         if self.part is None or self._layout is not row.layout:
             return self._next(row, dropped)
         if self.part.committer.rows and self._is_complete(self.part):
@@ -123,6 +131,7 @@ class PartWriter:
         return part.committer.rows >= self._pace.part_rows or time.monotonic() >= self._end
 
     def _next(self, row: PackedRow, dropped: int) -> LivePart:
+        self._check_disk()
         self._lock.renew()
         _check_space(part_path(self._run, self._info.rank, 1).parent, 0)
         before = self.part
@@ -146,8 +155,19 @@ class PartWriter:
 
     def _publish(self) -> None:
         while self._unpublished:
-            self._unpublished[0].publish()
+            part = self._unpublished[0]
+            try:
+                self._check_disk()
+                part.publish()
+            except OSError as error:
+                message = f"{error.strerror or error} (its rows are kept in {part.scratch})"
+                raise OSError(error.errno, message, str(part.path)) from error
             del self._unpublished[0]
+
+    def _check_disk(self) -> None:
+        """What lies under a mount point is another disk, where nobody would look for the run."""
+        if self._run.parent.stat().st_dev != self._device:
+            raise FileNotFoundError(errno.ENOENT, "its disk is gone", str(self._run))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do something that the rows to come do not depend on."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from keelscope.errors import RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
 from keelscope.store.filesource import FileSource
-from keelscope.store.history import History, SessionInfo
+from keelscope.store.history import Absence, History, SessionInfo
 from keelscope.store.ledger import Ledger, part_key
 from keelscope.store.lock import Writer, find_writer, noted_ranks
 from keelscope.store.merged import Merged
@@ -52,6 +52,7 @@ class RunFiles:
         self._sources, self._problems, self._seen = self._open()
         self._ledger, self._live = self._find_ledger(), self._find_live()
         self._merged = self._fresh(None)
+        self._told = self._tell()
 
     @property
     def layout(self) -> RunLayout:
@@ -72,15 +73,9 @@ class RunFiles:
     @property
     def history(self) -> History:
         """Sessions, missing ranks, and what could not be read."""
-        merged, ledger = self._merged, self._ledger
-        sessions, absences = merged.timeline.sessions, tuple(merged.timeline.absences())
-        if ledger is not None:
-            rest = sessions[1:]
-            sessions = (*_cut(ledger, sessions[0].rows_cut if sessions else 0), *rest)
-            absences = (*ledger.absences, *absences)
-        problems = (*self._problems, *merged.problems)
-        sealed = ledger is not None and len(self._sources) == 1
-        return History(sessions, absences, problems, self._generation, sealed)
+        problems = (*self._problems, *self._merged.problems)
+        sealed = self._ledger is not None and len(self._sources) == 1
+        return History(*self._told, problems, self._generation, sealed)
 
     @property
     def merged(self) -> Merged:
@@ -158,6 +153,7 @@ class RunFiles:
 
     def _look(self, before: Merged) -> bool:
         self._merged = self._fresh(before)
+        self._told = self._tell()
         return self._compare(before)
 
     def _compare(self, before: Merged) -> bool:
@@ -168,6 +164,18 @@ class RunFiles:
             self._generation += 1
             return True
         return any(len(before.steps(name)) != len(now.steps(name)) for name in names)
+
+    def _tell(self) -> tuple[tuple[SessionInfo, ...], tuple[Absence, ...]]:
+        """Sessions and missing ranks; of a sealed file that was overtaken since, as far as it still counts."""
+        timeline, ledger = self._merged.timeline, self._ledger
+        sessions, absences = timeline.sessions, tuple(timeline.absences())
+        if ledger is None:
+            return sessions, absences
+        earlier, lost = ledger.absences, sessions[0].rows_cut
+        if lost and earlier:
+            sealed = next(source for source in self._sources if source.ledger is not None)
+            earlier = sealed.extras.absences(sessions[0].rows)
+        return (*_cut(ledger, lost), *sessions[1:]), (*earlier, *absences)
 
     def _fresh(self, before: Merged | None) -> Merged:
         pieces = [Piece(source, source.ledger is not None) for source in self._sources]
@@ -180,7 +188,8 @@ class RunFiles:
         """Ranks that a process records now, also those that have no part yet."""
         path, parts = self._path.absolute(), {rank: part for _, rank, part in map(place_of, self._paths())}
         ranks = {*parts, *noted_ranks(path)}
-        return frozenset(rank for rank in ranks if find_writer(path, rank, parts.get(rank)) is not Writer.GONE)
+        nobody = {Writer.GONE, Writer.SEALING}
+        return frozenset(rank for rank in ranks if find_writer(path, rank, parts.get(rank)) not in nobody)
 
     def _paths(self) -> list[Path]:
         return [source.path for source in self._sources]

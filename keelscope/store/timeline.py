@@ -190,10 +190,7 @@ def _limits(pieces: Sequence[PieceRows], order: Sequence[int]) -> list[int]:
 def _held_back(
     pieces: Sequence[PieceRows], order: Sequence[int], limits: Sequence[int], live: Collection[int]
 ) -> list[int]:
-    """Per piece the step from which a rank that is still recording has not committed its share.
-
-    A rank without a part in this session is not waited for: it may never begin one.
-    """
+    """Per piece the step from which a rank that is still recording has not committed its share."""
     last = max(order, default=0)
     reached: dict[int, int] = {}
     for piece, session, limit in zip(pieces, order, limits, strict=True):
@@ -202,6 +199,7 @@ def _held_back(
             kept = steps[: int(np.searchsorted(steps, limit))]
             own = reached.setdefault(piece.part.rank, -1)
             reached[piece.part.rank] = int(kept[-1]) if kept.size else own
+    # A live rank without a part in this session is not waited for: it may never begin one.
     behind = [step for rank, step in reached.items() if rank in live]
     horizon = min(behind) + 1 if behind and len(reached) > 1 else _NEVER
     return [

@@ -13,7 +13,17 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.store.schema import CoverageEntry, GroupSpec, RunLayout, Site, StatisticSpec
+from keelscope.store.names import GRADIENTS, SUBLAYERS
+from keelscope.store.schema import (
+    CoverageEntry,
+    GroupSpec,
+    RunInfo,
+    RunLayout,
+    Site,
+    Stack,
+    StatisticSpec,
+    SublayerInfo,
+)
 
 __all__ = ["place_sites", "same_axes", "unite"]
 
@@ -33,9 +43,11 @@ def unite(layouts: Sequence[RunLayout]) -> RunLayout:
     for layout in layouts:
         for group in layout.groups:
             found.setdefault(group.name, []).append(group)
+    groups = tuple(map(_unite_groups, found.values()))
     return replace(
         layouts[0],
-        groups=tuple(map(_unite_groups, found.values())),
+        info=_unite_info(layouts, groups),
+        groups=groups,
         scalars=tuple(dict.fromkeys(name for layout in layouts for name in layout.scalars)),
         coverage=_unite_coverage(layouts),
     )
@@ -104,6 +116,41 @@ def _keys(sites: Sequence[Site]) -> list[tuple[str, int]]:
         keys.append((site.path, seen[site.path]))
         seen[site.path] += 1
     return keys
+
+
+def _unite_info(layouts: Sequence[RunLayout], groups: Sequence[GroupSpec]) -> RunInfo:
+    """That of the first part, with the stages of the model that other ranks have."""
+    first = layouts[0].info
+    sizes = [sum(s.numel for s in group.sites) for group in groups if group.name == GRADIENTS]
+    return replace(
+        first,
+        stacks=_unite_stacks([layout.info.stacks for layout in layouts]),
+        sublayers=_unite_sublayers(layouts),
+        n_parameters=max([first.n_parameters, *sizes]),
+    )
+
+
+def _unite_stacks(several: Iterable[Sequence[Stack]]) -> tuple[Stack, ...]:
+    """Each stack as far as it reaches on any rank; the longest is the main one."""
+    found: dict[tuple[str, str], Stack] = {}
+    for stack in (stack for stacks in several for stack in stacks):
+        known = found.setdefault((stack.path, stack.kind), stack)
+        longest = max(known, stack, key=lambda one: one.length)
+        found[stack.path, stack.kind] = replace(longest, sublayers=known.sublayers or stack.sublayers)
+    main = max(found.values(), key=lambda one: (one.length, one.main), default=None)
+    return tuple(replace(stack, main=stack is main) for stack in found.values())
+
+
+def _unite_sublayers(layouts: Sequence[RunLayout]) -> tuple[SublayerInfo, ...]:
+    """One record for each site of the group of sub-layers, in the same order; by what they name, where none is kept."""
+    found: dict[tuple[str, int], SublayerInfo] = {}
+    for layout in layouts:
+        sites = next((group.sites for group in layout.groups if group.name == SUBLAYERS), ())
+        named = [Site(f"{info.site} {info.branch}", "") for info in layout.info.sublayers]
+        keys = _keys(sites if len(sites) == len(named) else named)
+        for key, info in zip(keys, layout.info.sublayers, strict=True):
+            found.setdefault(key, info)
+    return tuple(found.values())
 
 
 def _unite_coverage(layouts: Sequence[RunLayout]) -> tuple[CoverageEntry, ...]:

@@ -74,7 +74,7 @@ class ClosedView(io.RawIOBase):
         Returns:
             The bytes, fewer at the end of the file.
         """
-        return os.pread(self._descriptor, size, place)
+        return os.pread(self._descriptor, size, place) if place < _GROWING else b""
 
     def expect_numbers(self) -> None:
         """Stop looking for text, once everything but numbers was read: some numbers look like the start of a heap."""

@@ -116,14 +116,17 @@ class Worker:
         if self._state is State.LIVE or time.monotonic() >= self._retry_at:
             self._guarded(self._commit_waiting)
         with self._wake:
-            self._flush_asked = False
+            # asked for while the last rows were on their way: those that came since are still to be written
+            self._flush_asked = self._flush_asked and bool(self._queue) and self._state is State.LIVE
             self._wake.notify_all()
 
     def _commit_waiting(self) -> None:
+        if self._state is State.STOPPED:
+            self._parts.begin_again()
         more = True
         while more:
             batch = self._next_batch()
-            done = self._parts.write(batch, self.dropped, again=self._state is State.STOPPED) if batch else 0
+            done = self._parts.write(batch, self.dropped) if batch else 0
             with self._wake:
                 for _ in range(done):
                     self._queue.popleft()

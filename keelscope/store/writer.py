@@ -20,6 +20,7 @@ from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.rows import RowPacker
 from keelscope.store.schema import PartInfo, Row, RunLayout
+from keelscope.store.sealer import seal_closed_run
 from keelscope.store.worker import Worker
 
 __all__ = ["RunWriter"]
@@ -30,7 +31,7 @@ class RunWriter:
 
     Rows are committed by a thread of its own, 16 at a time or after one second. When the disk is full or gone,
     recording stops with one `RecordingWarning` and training goes on. A forked child never writes. `close` also runs at
-    interpreter exit and when the writer is garbage collected.
+    interpreter exit and when the writer is garbage collected. A closed run is sealed, see `sealer`.
 
     Args:
         path: the file to create; missing parent folders are created.
@@ -69,7 +70,8 @@ class RunWriter:
             raise RunFileError(
                 error.errno, f"The run file cannot be created ({error.strerror or error})", str(path)
             ) from error
-        self._finalizer = weakref.finalize(self, _close_in_owner, self._worker, self._pid)
+        after = (self.path.absolute(), (pace or Pace()).seal)
+        self._finalizer = weakref.finalize(self, _close_in_owner, self._worker, self._pid, *after)
 
     def append(self, row: Row) -> None:
         """Record a row. Copies it and returns; the writer thread stores it.
@@ -123,9 +125,11 @@ class RunWriter:
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
-        self._finalizer()
+        problem = self._finalizer()
         if self._worker.problem:
             self._warn_of_problem()
+        elif problem:
+            self._warn_once(problem)
 
     def run(self) -> Run:
         """The run recorded so far.
@@ -167,6 +171,9 @@ def _make_folder(folder: Path) -> None:
         raise RunFileError(error.errno, "The folder of the run file cannot be created", str(folder)) from error
 
 
-def _close_in_owner(worker: Worker, pid: int) -> None:
-    if os.getpid() == pid:
-        worker.close()
+def _close_in_owner(worker: Worker, pid: int, path: Path, sealing: str) -> str:
+    """Close, and seal what was recorded without trouble; returns why that was not possible."""
+    if os.getpid() != pid:
+        return ""
+    worker.close()
+    return "" if worker.problem or sealing == "never" else seal_closed_run(path, sealing)

@@ -16,6 +16,7 @@ NORM = Statistic(
     "1",
     "Euclidean norm of all entries, sqrt(sum(x^2)).",
     across_ranks="root_sum_squares",
+    grows=0.5,
 )
 RMS = Statistic(
     "rms",
@@ -23,7 +24,7 @@ RMS = Statistic(
     lambda t: np.sqrt(np.where(t["count"] > 0, t["squares"] / t["count"], np.nan)),
     "1",
     "Root mean square of the entries, sqrt(mean(x^2)).",
-    across_ranks="root_sum_squares",  # each rank divides by the number of all entries
+    across_ranks="root_sum_squares",
 )
 
 PARAMETERS = TensorProbe("parameters", Tap.PARAMETER, (NORM, RMS), every=10)

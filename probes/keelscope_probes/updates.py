@@ -30,6 +30,7 @@ UPDATES = TensorProbe(
             "1",
             "Norm of the change of one step, |w' - w|.",
             across_ranks="root_sum_squares",
+            grows=0.5,
         ),
         Statistic(
             "ratio",

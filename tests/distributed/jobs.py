@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 import keelscope as ks
 from keelscope.probe import available_probes
+from keelscope.store.pace import Pace
 
 TIMEOUT = 60
 
@@ -44,10 +45,10 @@ class Block(nn.Module):
 class Net(nn.Module):
     """Sizes that neither two nor four ranks divide: shards are uneven, and on four ranks some are empty."""
 
-    def __init__(self, width: int = 5, hidden: int = 7) -> None:
+    def __init__(self, width: int = 5, hidden: int = 7, depth: int = 3) -> None:
         super().__init__()
         self.inp = nn.Linear(3, width)
-        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(3))
+        self.blocks = nn.ModuleList(Block(width, hidden) for _ in range(depth))
         self.head = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,9 +101,11 @@ def train(
     weights = [local(p.detach()).clone() for p in model.parameters()]
     found = recorded(watch.run) if options and "path" not in options else {}
     coverage = {(e.path, e.what): e.status for e in watch.coverage} if options else {}
+    notes = watch.run.notes if found else ()
     said = [str(w.message) for w in caught if "keelscope" in type(w.message).__module__]
     return {
-        "run": found, "truth": truth, "losses": losses, "weights": weights, "coverage": coverage, "warnings": said
+        "run": found, "truth": truth, "losses": losses, "weights": weights, "coverage": coverage, "warnings": said,
+        "notes": notes,
     }  # fmt: skip
 
 
@@ -134,8 +137,8 @@ def recorded(run: ks.Run) -> dict[str, Any]:
 PROBES = ("default", "inputs", "updates", "sublayers", "tokens")
 
 
-def single():
-    return train(fresh(), probes=PROBES)
+def single(**options):
+    return train(fresh(), probes=PROBES, **options)
 
 
 def ddp():
@@ -185,6 +188,35 @@ def tensor_parallel():
 
     model = split(fresh(width=4, hidden=8), init_device_mesh("cpu", (dist.get_world_size(),)))
     return train(model, whole_batch, probes=LITTLE)
+
+
+def sequence_parallel():
+    """Norms on parts of the sequence: their gradients stay parts of a sum, which no rank adds up before the step."""
+    from torch.distributed import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    model, mesh = fresh(width=4, hidden=8).blocks[0], init_device_mesh("cpu", (2,))
+    plan = {"norm": SequenceParallel(), "up": ColwiseParallel(input_layouts=Shard(1))}
+    parallelize_module(model, mesh, plan | {"down": RowwiseParallel(output_layouts=Shard(1))})
+    x = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1)).chunk(2, dim=1)[dist.get_rank()]
+    with ks.watch(model, probes=PROBES, sites="all") as watch:
+        model(x).square().sum().backward()
+    return {"run": recorded(watch.run), "coverage": {(e.path, e.what): e.status for e in watch.coverage}}
+
+
+def sharded_after_watching():
+    model = fresh()
+    with ks.watch(model, probes=LITTLE) as watch:
+        sharded(model)
+        loss_of(model, own(batch(0))).backward()
+        watch.step()
+    return {e.path: (e.status, e.reason) for e in watch.coverage if e.what == "parameter"}
 
 
 def fsdp_with_tensor_parallel():
@@ -255,6 +287,79 @@ def unwatched_and_watched(how: str, steps: int = 20):
 def only_the_first_watches(how: str):
     model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
     return train(model, clip=0.5, **({"probes": LITTLE} if dist.get_rank() == 0 else {}))
+
+
+def to_file(path: str, how: str, probes: tuple[str, ...] = PROBES):
+    model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
+    return train(model, probes=probes, path=path)
+
+
+def first_to_file(path: str, how: str):
+    """Only one rank watches, and writes."""
+    model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
+    return train(model, **({"probes": PROBES, "path": path} if dist.get_rank() == 0 else {}))
+
+
+def killed(path: str, at: int, steps: int):
+    """The last rank is killed in its backward pass; the others notice, and go on without it."""
+    model = nn.parallel.DistributedDataParallel(fresh())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with ks.watch(model, path, optimizer=optimizer, probes=LITTLE, pace=Pace(batch=1)) as watch:
+        for step in range(at):
+            plain(model, batch(step), step)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert len(watch.run.steps)  # everything is committed
+        if dist.get_rank() == dist.get_world_size() - 1:
+            model.module.head.weight.register_hook(lambda _: os.kill(os.getpid(), signal.SIGKILL))
+        with contextlib.suppress(RuntimeError):
+            plain(model, batch(at), at)
+        for step in range(at, steps):
+            optimizer.zero_grad()
+            plain(model.module, batch(step), step)
+            optimizer.step()
+    return "done"
+
+
+class Stage(nn.Module):
+    """Part of `Net`, under the names of the whole."""
+
+    def __init__(self, whole: Net, entries: range) -> None:
+        super().__init__()
+        self.inp = whole.inp if entries.start == 0 else nn.Identity()
+        self.blocks = nn.ModuleDict({str(i): whole.blocks[i] for i in entries})
+        self.head = whole.head if entries.stop == len(whole.blocks) else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return self.head(x)
+
+
+def staged(path: str, depth: int = 6):
+    """Two stages of one model, which hand each other activations and their gradients."""
+    rank, half = dist.get_rank(), depth // 2
+    model = Stage(fresh(depth=depth), range(half * rank, half * (rank + 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    with ks.watch(model, path, optimizer=optimizer, probes=PROBES) as watch:
+        for step in range(STEPS):
+            x = batch(step)
+            between = torch.empty(*x.shape[:-1], 5, requires_grad=True)
+            if rank == 0:
+                out = model(x)
+                dist.send(out.detach(), 1)
+                gradient = torch.empty_like(out)
+                dist.recv(gradient, 1)
+                out.backward(gradient)
+            else:
+                dist.recv(between.data, 0)
+                loss = (model(between) - x.sum(-1, keepdim=True)).square().mean()
+                loss.backward()
+                dist.send(between.grad, 0)
+                watch.log(loss=loss)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def run_rank(rank: int, world: int, folder: Path, job: str, arguments: tuple) -> None:

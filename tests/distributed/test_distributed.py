@@ -127,3 +127,22 @@ def test_one_watching_rank_waits_for_nobody(on_ranks, how):
     assert first["run"]
     assert not second["run"]
     assert np.isfinite(first["run"]["gradients/norm"]["values"]).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_gradients_that_are_not_added_up_are_said_and_not_shown(on_ranks):
+    first, second = on_ranks(2, "sequence_parallel")
+    norms = dict(zip(first["run"]["parameter_gradients/norm"]["sites"],
+                     first["run"]["parameter_gradients/norm"]["values"][0], strict=True))  # fmt: skip
+    assert np.isnan(norms["norm.weight"])
+    assert norms["up.weight"] > 0
+    assert first["coverage"]["norm.weight", "parameter"] == "not_observed"
+    assert first["coverage"]["up.weight", "parameter"] == "observed"
+    assert np.isfinite(first["run"]["norms/jacobian_gain"]["values"]).all(), "rows of the norm lie whole on a rank"
+    assert np.isfinite(second["run"]["gradients/late_token_level"]["values"]).all()
+
+
+def test_sharding_after_watch_is_said(on_ranks):
+    for coverage in on_ranks(2, "sharded_after_watching"):
+        assert {status for status, _ in coverage.values()} == {"not_observed"}
+        assert "after fully_shard()" in coverage["inp.weight"][1]

@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from keelscope.store import writer
 from keelscope.store.commit import Committer, State
 from keelscope.store.encoding import create_objects
 from keelscope.store.pace import Pace
@@ -54,6 +56,13 @@ def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", 
     return RunLayout(info, groups, scalars, coverage)
 
 
+def make_small_layout() -> RunLayout:
+    """Two groups of two sites and one statistic each: a file of it is made and read in a few milliseconds."""
+    layout = make_layout(2, scalars=("loss",))
+    groups = tuple(replace(group, statistics=group.statistics[:1]) for group in layout.groups)
+    return replace(layout, groups=groups, coverage=())
+
+
 def make_row(layout: RunLayout, step: int) -> Row:
     """Every value follows from step, group, statistic and place, so that a reader can check each one."""
     values = {}
@@ -90,6 +99,18 @@ def write_part(path: Path, layout: RunLayout, rows: Iterable[Row], *, dead: bool
     return path
 
 
+@pytest.fixture(autouse=True)
+def unsealed(request, monkeypatch):
+    """Closed files are looked at as their writer left them, except where sealing is what is tested."""
+    if "sealing" not in request.fixturenames:
+        monkeypatch.setattr(writer, "seal_closed_run", lambda *_: "")
+
+
+@pytest.fixture
+def sealing():
+    """Closed runs are sealed, as they are outside these tests."""
+
+
 @pytest.fixture(scope="session", name="write_part")
 def _write_part() -> Callable[..., Path]:
     return write_part
@@ -98,6 +119,11 @@ def _write_part() -> Callable[..., Path]:
 @pytest.fixture(scope="session", name="make_layout")
 def _make_layout() -> Callable[..., RunLayout]:
     return make_layout
+
+
+@pytest.fixture(scope="session", name="make_small_layout")
+def _make_small_layout() -> Callable[[], RunLayout]:
+    return make_small_layout
 
 
 @pytest.fixture(scope="session", name="make_row")
@@ -132,9 +158,8 @@ def python(environment) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
-            **options,
+            **{"timeout": 120, **options},
         )
         assert not check or done.returncode == 0, done.stderr
         return done

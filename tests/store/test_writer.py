@@ -273,6 +273,23 @@ def test_nothing_in_the_file_tells_who_or_where(tmp_path, layout, make_row):
         assert len(text) < 4 or text.encode() not in data
 
 
+def test_a_flush_in_the_middle_of_a_commit_waits_for_the_rows_after_it(tmp_path, layout, make_row):
+    writer = RunWriter(tmp_path / "keel.h5", layout)
+    report = writer._worker._parts.report
+
+    def slow(state, dropped):
+        time.sleep(0.2)  # rows and flush come while the first sixteen are committed
+        report(state, dropped)
+
+    writer._worker._parts.report = slow
+    for step in range(20):
+        writer.append(make_row(layout, step))
+        time.sleep(0.05 if step == 15 else 0.0)
+    writer.flush()
+    assert open_run(writer.path).steps.size == 20
+    writer.close()
+
+
 def test_a_scalar_that_is_not_in_the_layout_is_one_warning_and_not_an_error(tmp_path, layout):
     writer = RunWriter(tmp_path / "keel.h5", layout)
     with pytest.warns(RecordingWarning, match="scalar 'accuracy' is not in the layout") as caught:
