@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Self
 
-from keelscope.integrations.recording import RecordingCallback, class_of, with_bases
+from keelscope.integrations.recording import RecordingCallback, class_of, takes_part, with_bases
 
 __all__ = ["KeelscopeCallback"]
 
@@ -38,7 +38,7 @@ class KeelscopeCallback(RecordingCallback):
 
     def on_train_begin(self, args: Any, state: Any, _control: Any, *, model: Any, optimizer: Any, **_: Any) -> None:
         """Start to record: model and optimizer are prepared, a checkpoint is loaded."""
-        if not state.is_world_process_zero:
+        if not takes_part(is_main=state.is_world_process_zero):
             return
         settings = {name: getattr(args, name) for name in _SETTINGS}
         watch = self.start(model, optimizer, first_step=state.global_step, config=settings)
@@ -47,7 +47,7 @@ class KeelscopeCallback(RecordingCallback):
 
     def on_log(self, _args: Any, state: Any, _control: Any, logs: Mapping[str, float] | None = None, **_: Any) -> None:
         """Store loss and learning rate with the step that was just made."""
-        if self.watch is not None and state.is_world_process_zero:
+        if self.watch is not None and takes_part(is_main=state.is_world_process_zero):
             self.watch.log(**{ours: logs[theirs] for theirs, ours in _SCALARS.items() if logs and theirs in logs})
 
     def on_train_end(self, *_args: Any, **_: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Self
 
 from torch import nn
 
+from keelscope.distributed import place
 from keelscope.errors import UsageError
 from keelscope.probe import Probe
 from keelscope.schedule import Schedule
@@ -18,7 +19,7 @@ from keelscope.session import Watch, watch
 from keelscope.sites import Selector
 from keelscope.store.pace import Pace
 
-__all__ = ["RecordingCallback", "class_of", "with_bases"]
+__all__ = ["RecordingCallback", "class_of", "takes_part", "with_bases"]
 
 
 class RecordingCallback:
@@ -35,7 +36,7 @@ class RecordingCallback:
     """
 
     watch: Watch | None = None
-    """The watch of the last training; None before the first, and on every process but the main one."""
+    """The watch of the last training; None before the first, and on a process that does not take part."""
 
     def __init__(
         self,
@@ -92,6 +93,18 @@ class RecordingCallback:
     ) -> None:
         if self.watch is not None:
             self.watch.__exit__(kind, error, trace)
+
+
+def takes_part(*, is_main: bool) -> bool:
+    """Whether this process records: each of a process group of torch, else the main one only.
+
+    Args:
+        is_main: whether the trainer calls it the main process.
+
+    Returns:
+        The answer.
+    """
+    return is_main or place()[1] > 1
 
 
 @cache

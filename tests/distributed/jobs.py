@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import os
 import pickle
+import runpy
 import signal
 import sys
 import tempfile
@@ -269,6 +270,21 @@ def variants(of: str):
     return {name: train(make(), ways[name], probes=LITTLE, clip=0.01, steps=2) for name, make in chosen.items()}
 
 
+def accumulated_without_optimizer():
+    """Nobody says when a step is complete before the first is."""
+    model = sharded(fresh())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    truth = []
+    with ks.watch(model, probes=LITTLE) as watch:
+        for step in range(2):
+            accumulated(model, batch(step), step)
+            truth.append(gradient_norms(model))
+            optimizer.step()
+            optimizer.zero_grad()
+            watch.step()
+    return {"run": recorded(watch.run), "truth": truth, "warnings": []}
+
+
 def checkpointed(model: nn.Module) -> nn.Module:
     from torch.distributed._composable import checkpoint
 
@@ -292,6 +308,41 @@ def only_the_first_watches(how: str):
 def to_file(path: str, how: str, probes: tuple[str, ...] = PROBES):
     model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
     return train(model, probes=probes, path=path)
+
+
+def accelerated(path: str):
+    """DDP by Accelerate, with accumulation and clipping."""
+    os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "MASTER_PORT": "29500"}
+    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
+    from accelerate import Accelerator
+
+    from keelscope.integrations.accelerate import watch_accelerated
+
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    plain_model = fresh()
+    model, optimizer = accelerator.prepare(plain_model, torch.optim.AdamW(plain_model.parameters(), lr=1e-2))
+    assert model is not plain_model
+    truth = []
+    with watch_accelerated(accelerator, model, optimizer, path, probes=LITTLE):
+        for step in range(4):
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(model, own(batch(step))))
+                if accelerator.sync_gradients:
+                    truth.append(gradient_norms(model))
+                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
+                optimizer.step()
+                optimizer.zero_grad()
+    return truth
+
+
+def from_page(script: str, port: int):
+    """A script as `torchrun` would run it."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.chdir(Path(script).parent)
+    runpy.run_path(script)
 
 
 def first_to_file(path: str, how: str):

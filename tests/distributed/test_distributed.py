@@ -112,6 +112,10 @@ def test_gradients_of_the_whole_step_before_clipping(on_ranks, of):
         assert_true_gradients([results[name] for results in ranks])
 
 
+def test_micro_batches_that_are_not_exchanged_yet_are_no_steps(on_ranks):
+    assert_true_gradients(on_ranks(2, "accumulated_without_optimizer"))
+
+
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_watching_changes_nothing(on_ranks, how):
     for without, watched in on_ranks(2, "unwatched_and_watched", how):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +77,28 @@ def test_stages_of_a_pipeline_are_one_depth(on_ranks, tmp_path):
         np.sqrt((alone["parameter_gradients/norm"]["values"][0] ** 2).sum()), rel=1e-5
     )
     assert ks.report(run).axis.length == 6
+
+
+def test_ranks_under_accelerate(on_ranks, tmp_path):
+    pytest.importorskip("accelerate")
+    truth = on_ranks(2, "accelerated", str(tmp_path / "keel.h5"))[0]
+    norms = ks.open_run(tmp_path / "keel.h5")["parameter_gradients/norm"]
+    expected = np.array([[step[site.path] for site in norms.sites] for step in truth])
+    assert norms.values == pytest.approx(expected, rel=1e-5)
+    assert len(truth) == 2
+
+
+def test_the_example_of_the_page(on_ranks, tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "several-gpus.md").read_text(encoding="utf-8")
+    title, code = re.search(r'^```python title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL).groups()
+    (tmp_path / title).write_text(code)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    on_ranks(2, "from_page", str(tmp_path / title), port)
+    run = ks.open_run(tmp_path / "runs" / "sharded.h5")
+    assert run.notes == ()
+    assert len(run.steps) == 10
+    for key in ("parameter_gradients/norm", "scalars/loss", "scalars/grad_norm_total"):
+        assert np.isfinite(run[key].values).all()
+    assert ks.report(run).axis.length == 8
