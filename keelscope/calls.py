@@ -58,6 +58,8 @@ class ParameterRecord:
     """``.grad`` at the end of the last backward pass before its optimizer stepped."""
     stepped: bool = False
     weight: TermSlots = field(default_factory=dict)
+    used: TermSlots = field(default_factory=dict)
+    """``.grad`` when its optimizer began to step."""
     update: TermSlots = field(default_factory=dict)
 
     def gradient(self) -> list[TermSlots]:

@@ -37,6 +37,7 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
+    Tap.STEP_GRADIENT: {"clipped": "as the optimizer got it"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
 

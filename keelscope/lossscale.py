@@ -31,6 +31,8 @@ class LossScale:
         self._scaler: weakref.ref[GradScaler] | None = None
         self._searched = False
         self._current: Tensor | None = None
+        self.in_step = False
+        """Whether the optimizer takes the scale out itself, as fused ones do."""
 
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
@@ -47,6 +49,7 @@ class LossScale:
             self._scaler = _scaler_of(optimizer)
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
+        self.in_step = isinstance(fused, Tensor)
         scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()

@@ -134,6 +134,7 @@ class ParameterHooks:
                 record.stepped = True
         for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
             self._record(i).accumulated = slots
+        self._measure_used([(i, p) for i, p in owned if p.grad is not None and not closure])
         if Tap.UPDATE in self._taps:
             self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
@@ -224,6 +225,12 @@ class ParameterHooks:
         gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
         self.unsummed |= {i for i, gradient in gradients if type(gradient) is not Tensor and is_unsummed(gradient)}
         return self._observe_many(Tap.PARAMETER_GRADIENT, gradients)
+
+    def _measure_used(self, current: list[tuple[int, nn.Parameter]]) -> None:
+        if Tap.STEP_GRADIENT in self._taps:
+            gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
+            for (i, _), slots in zip(gradients, self._observe_many(Tap.STEP_GRADIENT, gradients), strict=True):
+                self._record(i).used = slots
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""

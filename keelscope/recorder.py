@@ -44,7 +44,7 @@ from keelscope.rows import (
     total_norm,
 )
 from keelscope.sightings import Sightings
-from keelscope.sites import Selector, SitePlan, plan_sites
+from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
@@ -234,17 +234,6 @@ class Recorder:
         seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
-    def refresh_labels(self, model: nn.Module) -> None:
-        """Label the sites anew: lazy modules have got their class and size by the first forward."""
-        fresh = plan_sites(model, lambda _path, _module: True)
-        modules = {id(watched.module): watched.site for watched in fresh.modules}
-        parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
-        self.plan = replace(
-            self.plan,
-            modules=tuple(replace(w, site=modules.get(id(w.module), w.site)) for w in self.plan.modules),
-            parameters=tuple(replace(w, site=parameters.get(id(w.parameter), w.site)) for w in self.plan.parameters),
-        )
-
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
@@ -265,7 +254,7 @@ class Recorder:
         Returns:
             The layout.
         """
-        self.refresh_labels(model)
+        self.plan = relabelled(self.plan, model)
         found = self._found_sites()
         layout = draw_layout(
             model, self.plan, self.probes, self.axes, found, title=title, config=config, ranks=self.ranks
@@ -328,7 +317,8 @@ class Recorder:
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
-        scale = factor * self.ranks.share(probe.tap) if probe.tap.of_gradient else 1.0
+        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
+        scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen

@@ -99,6 +99,7 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
     picks: dict[Tap, Callable[[ParameterRecord], list[TermSlots]]] = {
         Tap.PARAMETER: lambda record: [record.weight],
         Tap.PARAMETER_GRADIENT: lambda record: record.gradient(),
+        Tap.STEP_GRADIENT: lambda record: [record.used],
         Tap.UPDATE: lambda record: [record.update],
     }
     pick = picks[tap]

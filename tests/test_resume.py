@@ -22,8 +22,9 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
-def train(path, model, optimizer, steps, **options):
-    with ks.watch(model, path, optimizer=optimizer, exists="resume", **options) as watch:
+def train(path, model, optimizer, steps, seal="never", **options):
+    pace = ks.Pace(seal=seal)
+    with ks.watch(model, path, optimizer=optimizer, exists="resume", pace=pace, **options) as watch:
         for _ in range(steps):
             optimizer.zero_grad()
             loss = model(torch.ones(2, 4)).square().mean()
@@ -60,6 +61,16 @@ def test_the_optimizer_knows_where_a_checkpoint_stands(tmp_path):
     assert watch.path == path
     assert steps_of(path) == [[0, 1, 2, 3], [4, 5, 6], [4, 5, 6]]
     assert resumed_at(path) == [-1, 4, 4]
+
+
+def test_a_run_is_one_file_again_after_each_session(tmp_path):
+    path, model = tmp_path / "net.h5", net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for first in (None, None, 3):
+        train(path, model, optimizer, 2, seal="exact", first_step=first)
+        assert [file.name for file in tmp_path.iterdir()] == ["net.h5"]
+    with ks.open_run(path) as run:
+        assert run.steps.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_without_a_count_in_the_optimizer_the_run_tells(tmp_path):

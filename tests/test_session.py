@@ -341,8 +341,9 @@ def test_mixed_precision_is_unscaled(unscale, fused):
     model = mlp()
     optimizer = sgd(model, lr=1e-2, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    wanted, levels = [], []
-    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+    wanted, used, levels = [], [], []
+    probes = ["default", "parameter_gradients+clipped_norm"]
+    with ks.watch(model, optimizer=optimizer, sites="all", probes=probes) as watch:
         for step in range(5):
             optimizer.zero_grad()
             scale = scaler.get_scale()
@@ -355,11 +356,13 @@ def test_mixed_precision_is_unscaled(unscale, fused):
             if unscale == "before clipping":
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+            used.append([norm(p.grad) for p in model.parameters()] if unscale == "before clipping" else wanted[-1])
             scaler.step(optimizer)
             scaler.update()
             watch.log(loss=loss)
     assert scaler.get_scale() > 1024, "the scale must change during the test"
     np.testing.assert_allclose(watch.run["parameter_gradients/norm"].values, wanted, rtol=1e-5)
+    np.testing.assert_allclose(watch.run["parameter_gradients/clipped_norm"].values, used, rtol=1e-5)
     totals = np.linalg.norm(wanted, axis=1)
     np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, totals, rtol=1e-5)
     np.testing.assert_allclose(watch.run["gradients/late_token_level"].of("2").values[:, 0], levels, rtol=1e-5)

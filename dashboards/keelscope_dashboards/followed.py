@@ -22,6 +22,7 @@ from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
 from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
 from keelscope_dashboards.levels import LayerAxis, Levels
+from keelscope_dashboards.overviews import begin_from_overview
 from keelscope_dashboards.panels import PANELS, Panel
 from keelscope_dashboards.pooling import Band, Tile, band
 
@@ -193,6 +194,7 @@ class FollowedRun:
     def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
         drawn, late = self._panel(panel, layer), time.monotonic() + seconds
         with self.reading() as run:
+            begin_from_overview(run, drawn)
             for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
                 if time.monotonic() > late:

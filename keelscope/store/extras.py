@@ -110,20 +110,19 @@ class Extras:
                 found[group.name] = dict.fromkeys(sums, missing)
         return found
 
-    def overview(self, group: str, name: str, factor: int, bins: slice, sites: slice) -> Overview | None:
+    def overview(self, group: str, name: str, factor: int, sites: slice) -> Overview | None:
         """An overview that the file holds ready made.
 
         Args:
             group: name of the group.
             name: statistic.
             factor: rows per bin.
-            bins: which bins.
             sites: which stretch of the site axis.
 
         Returns:
             The bins, None if the file has no such overview.
         """
-        return self._guarded(lambda: read_overview(self.file, group, name, factor, (bins, sites), self.peek))
+        return self._guarded(lambda: read_overview(self.file, group, name, factor, (ALL, sites), self.peek))
 
     def _by_rank(self) -> h5py.Group | None:
         return child_group(self.file, BY_RANK) if BY_RANK in self.file else None

@@ -26,6 +26,7 @@ from keelscope.store.history import History
 from keelscope.store.ledger import Ledger, read_ledger
 from keelscope.store.names import ALL, OBSERVED, STEP, WALL_TIME
 from keelscope.store.opening import FileState, file_state, open_file
+from keelscope.store.overview import Overview
 from keelscope.store.schema import SCALARS, RunLayout
 from keelscope.store.view import ClosedView
 
@@ -39,7 +40,7 @@ _T = TypeVar("_T")
 
 
 class FileSource:
-    """A `reader.RunSource` on a file.
+    """A `source.RunSource` on a file.
 
     Args:
         path: the run file, or one of its parts.
@@ -154,6 +155,20 @@ class FileSource:
             return self._steadily(read, f"{group}/{name}")
         except MemoryError as error:
             raise UsageError(f"{group}/{name} does not fit into memory; read fewer rows at a time.") from error
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where a sealed file of a long run holds it.
+
+        Args:
+            group: name of the group.
+            name: statistic.
+            factor: rows per bin.
+            sites: stretch of the site axis.
+
+        Returns:
+            The bins, None if there are none ready made.
+        """
+        return self.extras.overview(group, name, factor, sites) if self.ledger is not None else None
 
     def refresh(self) -> bool:
         """Look for new rows.

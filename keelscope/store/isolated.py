@@ -31,6 +31,8 @@ from keelscope.errors import (
 from keelscope.store.frames import BrokenFrameError, pack, rebuilt, receive, send
 from keelscope.store.history import History
 from keelscope.store.names import ALL
+from keelscope.store.overview import COLUMNS as OVERVIEW_COLUMNS
+from keelscope.store.overview import Overview
 from keelscope.store.schema import RunLayout
 
 __all__ = ["IsolatedSource"]
@@ -111,7 +113,7 @@ atexit.register(_READER.end)
 
 
 class IsolatedSource:
-    """A `reader.RunSource` on a file, read by another process.
+    """A `source.RunSource` on a file, read by another process.
 
     Args:
         path: the run file.
@@ -195,6 +197,28 @@ class IsolatedSource:
         request = {"do": "observed", "group": group, "name": name, "rows": [start, stop], "sites": _plain(sites)}
         _, found = self._ask(request, self._cells(group, "", start, stop, sites))
         return self._array(found, np.bool_, stop - start)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where a sealed file of a long run holds it.
+
+        Args:
+            group: name of the group.
+            name: statistic.
+            factor: rows per bin.
+            sites: stretch of the site axis.
+
+        Returns:
+            The bins, None if there are none ready made.
+        """
+        bins = -(-len(self.steps(group)) // max(1, factor))
+        request = {"do": "overview", "group": group, "name": name, "factor": factor, "sites": _plain(sites)}
+        most, columns = 8 * self._cells(group, name, 0, bins, sites), []
+        for column, kind in OVERVIEW_COLUMNS.items():
+            answer, found = self._ask({**request, "column": column}, max(most, 8 * bins))
+            if not answer.get("has"):
+                return None
+            columns.append(self._array(found, kind, bins))
+        return Overview(*columns)
 
     def refresh(self) -> bool:
         """Look for new rows.

@@ -12,6 +12,7 @@ from keelscope.errors import UsageError
 from keelscope.store.history import History
 from keelscope.store.layout import check_wider, row_shape
 from keelscope.store.names import ALL, OBSERVED, WALL_TIME
+from keelscope.store.overview import Overview
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
 from keelscope.store.rows import PackedRow, RowPacker
@@ -163,6 +164,11 @@ class _MemorySource:
     def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
         del name  # every statistic of a row that one process recorded is known
         return self._table.columns[group, OBSERVED].rows(start, stop)[:, sites].astype(np.bool_)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """None is kept: what is in memory is read at once."""
+        del group, name, factor, sites
+        return None
 
     def refresh(self) -> bool:
         sizes = {group: column.size for group, column in self._table.steps.items()}

@@ -6,14 +6,24 @@ Sealed files of long runs hold them ready made, see `sealedfile`; of other runs 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FACTORS", "LONG_RUN", "Overview", "joined", "reduced", "shrunk"]
+__all__ = ["COLUMNS", "FACTORS", "LONG_RUN", "Overview", "joined", "reduced", "shrunk"]
 
 FACTORS = (16, 256)
+COLUMNS: Mapping[str, type] = {
+    "first": np.int64,
+    "last": np.int64,
+    "mean": np.float64,
+    "low": np.float64,
+    "high": np.float64,
+    "observed": np.bool_,
+}
+"""Fields of an `Overview` and their types."""
 LONG_RUN = 20_000
 """Rows from which a sealed file holds overviews."""
 
@@ -98,8 +108,7 @@ def joined(pieces: list[Overview]) -> Overview:
     Returns:
         All their bins.
     """
-    columns = ("first", "last", "mean", "low", "high", "observed")
-    return Overview(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in columns))
+    return Overview(*(np.concatenate([getattr(piece, name) for piece in pieces]) for name in COLUMNS))
 
 
 def _binned(values: NDArray[np.generic], factor: int, fill: float) -> NDArray[np.generic]:

@@ -18,9 +18,9 @@ from keelscope.store.encoding import PACKED, attach, write_labels
 from keelscope.store.layout import extra_axes, row_shape
 from keelscope.store.names import ALL, OBSERVED, SITE, STEP
 from keelscope.store.overview import FACTORS, Overview, reduced, shrunk
-from keelscope.store.reader import RunSource
 from keelscope.store.rounding import rounded
 from keelscope.store.schema import GroupSpec
+from keelscope.store.source import RunSource
 
 __all__ = ["read_overview", "write_overviews"]
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError
 from keelscope.store.names import ALL, WALL_TIME
-from keelscope.store.reader import RunSource
 from keelscope.store.schema import SCALARS, GroupSpec, RunLayout, StatisticSpec
+from keelscope.store.source import RunSource
 from keelscope.store.union import place_sites, same_axes, unite
 
 __all__ = ["Piece", "Pieces"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,48 +18,18 @@ from numpy.typing import NDArray
 from keelscope.errors import SeriesNotFoundError
 from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
-from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
+from keelscope.store.overview import Overview, joined, reduced
+from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, StatisticSpec
 from keelscope.store.series import Series
+from keelscope.store.source import RunSource
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray
 
-__all__ = ["Run", "RunSource", "open_run"]
+__all__ = ["Run", "open_run"]
 
-
-class RunSource(Protocol):
-    """Where a `Run` gets its numbers from."""
-
-    @property
-    def layout(self) -> RunLayout:
-        """What is recorded."""
-
-    @property
-    def live(self) -> bool:
-        """Whether more rows may come."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the writer ended without closing it."""
-
-    @property
-    def history(self) -> History:
-        """Sessions, missing ranks, and what could not be read."""
-
-    def steps(self, group: str) -> NDArray[np.int64]:
-        """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
-
-    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
-        """Rows ``start:stop`` of a statistic, of some sites, or of a scalar, ``[step, ...]``."""
-
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
-        """Rows ``start:stop`` of which sites were seen, ``[step, site]``; of a statistic, where its value is known."""
-
-    def refresh(self) -> bool:
-        """Look for new rows; True if there are any."""
-
-    def close(self) -> None:
-        """Give back what is held open."""
+_BLOCK = 4096
 
 
 def open_run(path: str | Path, *, isolated: bool = False) -> Run:
@@ -232,6 +202,48 @@ class Run:
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
         return self._source.observed(group, first, max(first, last), sites, name)
 
+    def overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview:
+        """One series in fewer rows: mean, lowest and highest value of every `factor` recorded rows.
+
+        Sealed files of long runs hold those for 16 and 256 ready made, so that a picture of a long run needs no more
+        than they do; otherwise every row is read. Ready-made ones keep 16 bits of mantissa.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin, at least 1.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, the last of which may hold fewer rows.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold it.
+        """
+        found = self.stored_overview(key, factor, sites=sites)
+        if found is not None:
+            return found
+        rows, block = len(self._source.steps(key.partition("/")[0])), factor * max(1, _BLOCK // factor)
+        return joined([self._reduced(key, at, at + block, factor, sites) for at in range(0, max(rows, 1), block)])
+
+    def stored_overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview | None:
+        """As `overview`, only if the run holds it ready made.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, or None.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold the series.
+        """
+        group, _, name = key.partition("/")
+        if group not in self.groups or self._statistic(group, name) is None:
+            raise SeriesNotFoundError(self._not_found(key))
+        return self._source.overview(group, name, factor, sites)
+
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.
 
@@ -255,6 +267,30 @@ class Run:
         from keelscope.store.labelled import to_tree
 
         return to_tree(self)
+
+    def to_frame(self, *keys: str) -> pd.DataFrame:
+        """Series as one long pandas table, read into memory (needs pandas).
+
+        Args:
+            keys: ``"group/statistic"`` or ``"scalars/name"``; none means all.
+
+        Returns:
+            Columns ``step``, ``group``, ``statistic``, ``site``, ``part`` (such as ``"quantile=0.5"``, mostly empty)
+            and ``value``. A site that was not seen on a step has no row there.
+
+        Raises:
+            UsageError: if pandas is not installed.
+            SeriesNotFoundError: if the run does not hold a series; the message names the nearest ones.
+        """
+        from keelscope.store.framing import to_frame
+
+        for key in keys:
+            self.read(key, 0, 0)
+        return to_frame(self, keys or self.keys())
+
+    def _reduced(self, key: str, start: int, stop: int, factor: int, sites: slice) -> Overview:
+        series, seen = self.read(key, start, stop, sites=sites), self.observed(key, start, stop, sites=sites)
+        return reduced(series.steps, np.asarray(series.values, np.float64), seen, factor)
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:

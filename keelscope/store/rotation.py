@@ -17,6 +17,7 @@ from pathlib import Path
 from keelscope.store.commit import State
 from keelscope.store.destination import Claim
 from keelscope.store.livepart import LivePart
+from keelscope.store.lock import parts_folder
 from keelscope.store.pace import Pace
 from keelscope.store.parts import part_path
 from keelscope.store.rows import PackedRow
@@ -165,8 +166,9 @@ class PartWriter:
             del self._unpublished[0]
 
     def _check_disk(self) -> None:
-        """What lies under a mount point is another disk, where nobody would look for the run."""
-        if self._run.parent.stat().st_dev != self._device:
+        """What lies under a mount point is another disk, without the run, and nobody would look for it there."""
+        known = self._run.parent.stat().st_dev == self._device
+        if not known and not any(map(os.path.lexists, (self._run, parts_folder(self._run)))):
             raise FileNotFoundError(errno.ENOENT, "its disk is gone", str(self._run))
 
     def _attempt(self, action: Callable[[], None]) -> None:

@@ -21,6 +21,7 @@ from keelscope.store.ledger import Ledger, part_key
 from keelscope.store.lock import Writer, find_writer, noted_ranks
 from keelscope.store.merged import Merged
 from keelscope.store.names import ALL
+from keelscope.store.overview import Overview
 from keelscope.store.parts import find_parts, place_of
 from keelscope.store.pieces import Piece
 from keelscope.store.schema import RunLayout
@@ -32,7 +33,7 @@ _Stamp = tuple[int, tuple[Path, ...]]
 
 
 class RunFiles:
-    """A `reader.RunSource` on all parts of a run.
+    """A `source.RunSource` on all parts of a run.
 
     Args:
         path: the file that was named when recording.
@@ -107,6 +108,11 @@ class RunFiles:
         """Rows of which sites were seen, see `Merged.observed`."""
         self._check_open()
         return self._merged.observed(group, start, stop, sites, name)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """A statistic in fewer rows, where the run is one sealed file that holds it, see `FileSource.overview`."""
+        self._check_open()
+        return self._sources[0].overview(group, name, factor, sites) if len(self._sources) == 1 else None
 
     def refresh(self) -> bool:
         """Look for new rows and parts.

@@ -23,10 +23,10 @@ from keelscope.store.ledger import Ledger, part_key, write_ledger
 from keelscope.store.names import OBSERVED, STATUS, STEP, WALL_TIME, dataset_names
 from keelscope.store.overview import LONG_RUN
 from keelscope.store.overviewfile import write_overviews
-from keelscope.store.reader import RunSource
 from keelscope.store.rounding import PRECISIONS, fits_float32, rounded
 from keelscope.store.runfiles import RunFiles
 from keelscope.store.schema import SCALARS, GroupSpec, PartInfo, RunLayout
+from keelscope.store.source import RunSource
 
 __all__ = ["blocks_of", "check_equal", "logical_bytes", "write_sealed"]
 

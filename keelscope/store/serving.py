@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from keelscope.errors import KeelscopeError
 from keelscope.store.frames import BrokenFrameError, pack, receive, send
-from keelscope.store.reader import RunSource, open_run
+from keelscope.store.overview import Overview
+from keelscope.store.reader import open_run
+from keelscope.store.source import RunSource
 
 __all__ = ["main"]
 
@@ -30,6 +32,7 @@ class _Desk:
     def __init__(self) -> None:
         self._sources: dict[int, RunSource] = {}
         self._next = 0
+        self._overview_of: tuple[tuple[object, ...], Overview | None] = ((), None)
 
     def answer(self, request: dict[str, Any]) -> list[memoryview]:
         """What was asked for, or what went wrong."""
@@ -61,9 +64,19 @@ class _Desk:
     ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
         return {}, self._sources[run].observed(group, *rows, slice(*sites), name)
 
+    def _overview(
+        self, run: int, group: str, name: str, factor: int, sites: list[int | None], column: str
+    ) -> tuple[dict[str, Any], NDArray[np.generic] | None]:
+        if self._overview_of[0] != (run, group, name, factor, tuple(sites)):
+            found = self._sources[run].overview(group, name, factor, slice(*sites))
+            self._overview_of = ((run, group, name, factor, tuple(sites)), found)
+        found = self._overview_of[1]
+        return {"has": found is not None}, None if found is None else np.ascontiguousarray(getattr(found, column))
+
     def _refresh(self, run: int) -> tuple[dict[str, Any], None]:
         source = self._sources[run]
         before, new = source.layout, source.refresh()
+        self._overview_of = ((), None)
         changed = {} if source.layout is before else {"layout": source.layout}
         return {"new": new, **changed, **_state(source)}, None
 

@@ -267,7 +267,8 @@ def variants(of: str):
     }
     chosen = {name: make for name, make in build.items() if name.startswith(of)}
     ways = {name: accumulated if "accumulated" in name else plain for name in chosen}
-    return {name: train(make(), ways[name], probes=LITTLE, clip=0.01, steps=2) for name, make in chosen.items()}
+    probes = (*LITTLE, "parameter_gradients+clipped_norm")
+    return {name: train(make(), ways[name], probes=probes, clip=0.01, steps=2) for name, make in chosen.items()}
 
 
 def accumulated_without_optimizer():

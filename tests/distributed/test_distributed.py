@@ -109,7 +109,10 @@ def test_gradients_of_the_whole_step_before_clipping(on_ranks, of):
     ranks = on_ranks(2, "variants", of)
     assert len(ranks[0]) >= 3
     for name in ranks[0]:
-        assert_true_gradients([results[name] for results in ranks])
+        results = [results[name] for results in ranks]
+        assert_true_gradients(results)
+        clipped = np.linalg.norm(together(results, "parameter_gradients/clipped_norm"), axis=1)
+        assert clipped == pytest.approx(np.full(2, 0.01), rel=1e-3)
 
 
 def test_micro_batches_that_are_not_exchanged_yet_are_no_steps(on_ranks):

@@ -18,7 +18,7 @@ from keelscope.store.parts import find_parts
 from keelscope.store.reader import open_run
 from keelscope.store.writer import RunWriter
 
-ROWS = 80
+ROWS = 40
 
 # One interpreter forks the writers, so that a trial costs milliseconds and a kill can hit every phase: creation, rows,
 # the change from one part to the next, a session that goes on with a killed one, and close. What a writer knows to be
@@ -53,19 +53,19 @@ def write(place, session, first, end, pause, part_rows):
     time.sleep(60)
 
 def kill_one(place, session, first):
-    end, pause, part_rows = chance.randint(first + 1, rows), chance.randint(1, 30), chance.choice([8, 25, 1000])
+    end, pause, part_rows = chance.randint(first + 1, rows), chance.randint(1, 15), chance.choice([7, 15, 1000])
     child = os.fork()
     if child == 0:
         try:
             write(place, session, first, end, pause, part_rows)
         finally:
             os._exit(1)
-    moment, log = chance.choice(["creation", "rows", "rows", "closing"]), place / f"log{session}"
+    moment, log = chance.choice(["creation", "rows", "closing", "closing"]), place / f"log{session}"
     seen = {"creation": "", "rows": "\\n", "closing": "closing"}[moment]
     while not log.exists() or seen not in log.read_text():
         time.sleep(0.0005)
         assert os.waitpid(child, os.WNOHANG) == (0, 0), "the writer failed"
-    time.sleep(chance.uniform(0.0, {"creation": 0.02, "rows": 0.05, "closing": 0.008}[moment]))
+    time.sleep(chance.uniform(0.0, {"creation": 0.02, "rows": 0.05, "closing": 0.1}[moment]))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     said = [int(word) for word in log.read_text().split() if word != "closing"]

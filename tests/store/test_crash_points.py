@@ -18,7 +18,7 @@ import pytest
 
 from keelscope.store.reader import open_run
 
-ROWS, PART_ROWS = 5, 3
+ROWS, PART_ROWS = 4, 2
 
 SCRIPT = f"""
 import os, pathlib, sys
