@@ -41,7 +41,7 @@ def test_tuples_that_another_thread_is_building_are_left_alone():
 
     thread = threading.Thread(target=build)
     thread.start()
-    found = [instances_of(Wanted) for _ in range(60)]
+    found = [instances_of(Wanted) for _ in range(15)]
     done.set()
     thread.join()
     assert errors == []
