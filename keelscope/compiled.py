@@ -7,7 +7,7 @@ from types import FunctionType
 
 from torch import nn
 
-from keelscope.instances import instances_of
+from keelscope.instances import living
 
 __all__ = ["is_compiled"]
 
@@ -41,5 +41,5 @@ def _is_wrapped(model: nn.Module) -> bool:
     if dynamo is None:
         return False
     ours = {id(module) for module in model.modules()}
-    inner = (wrapper._modules.get("_orig_mod") for wrapper in instances_of(dynamo.OptimizedModule))
+    inner = (wrapper._modules.get("_orig_mod") for wrapper in living(dynamo.OptimizedModule))
     return any(not ours.isdisjoint(map(id, module.modules())) for module in inner if module is not None)

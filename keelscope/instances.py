@@ -1,39 +1,37 @@
-"""The live objects of a class, for what nothing that we hold leads to: gradient scalers and compiled wrappers."""
+"""Every living object of a class, found without touching any other.
+
+`gc.get_objects` holds on to all objects for a moment, the half-built tuples of other threads among them, whose growth
+then fails with SystemError: a training with a data loader's thread in it cannot have that. An object refers to its
+class, so the garbage collector can be asked for the class's referrers, which are few.
+"""
 
 from __future__ import annotations
 
 import gc
 from typing import TypeVar
 
-__all__ = ["instances_of"]
+__all__ = ["living"]
 
-T = TypeVar("T")
+_Kind = TypeVar("_Kind")
 
 
-def instances_of(kind: type[T]) -> list[T]:
-    """Every live object of a class or of a subclass of it.
-
-    An object refers to its class, so only its referrers are looked at. `gc.get_objects` would take hold of everything
-    alive, also of a tuple that another thread is just building, which then fails in that thread.
+def living(kind: type[_Kind]) -> list[_Kind]:
+    """The instances of a class and of its subclasses.
 
     Args:
-        kind: a class made in Python.
+        kind: a class written in Python.
 
     Returns:
         The objects, in no particular order.
 
     Example:
-        >>> class Wanted: ...
-        >>> one, other = Wanted(), type("Sub", (Wanted,), {})()
-        >>> len(instances_of(Wanted))
-        2
+        >>> class Rare: ...
+        >>> one, other = Rare(), type("Rarer", (Rare,), {})()
+        >>> {type(found).__name__ for found in living(Rare)} == {"Rare", "Rarer"}
+        True
     """
-    kinds = [kind, *_subclasses(kind)]
-    found = gc.get_referrers(*kinds)
-    wanted = {id(one) for one in kinds}
-    return [one for one in found if id(type(one)) in wanted]
-
-
-def _subclasses(kind: type) -> list[type]:
-    direct: list[type] = type.__subclasses__(kind)
-    return [*direct, *(below for one in direct for below in _subclasses(one))]
+    kinds, new = [kind], [kind]
+    while new:
+        new = [below for above in new for below in type.__subclasses__(above)]
+        kinds.extend(new)
+    return [found for found in gc.get_referrers(*kinds) if issubclass(type(found), kind)]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from keelscope.instances import instances_of
+from keelscope.instances import living
 
 if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
@@ -76,5 +76,5 @@ def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:
     """The live scaler that has unscaled this optimizer's gradients."""
     from torch.amp.grad_scaler import GradScaler
 
-    scalers = (one for one in instances_of(GradScaler) if id(optimizer) in one._per_optimizer_states)
-    return next(map(weakref.ref, scalers), None)
+    found = (scaler for scaler in living(GradScaler) if id(optimizer) in scaler._per_optimizer_states)
+    return next(map(weakref.ref, found), None)
