@@ -37,9 +37,9 @@ class ReadableRun(Protocol):
         """Some rows of one series."""
 
     def observed(
-        self, group: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
+        self, key: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
     ) -> NDArray[np.bool_]:
-        """Whether each site was seen on each step."""
+        """Whether the value of each site is known on each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _block(
     else:
         chosen = sites[group]
         values = series.values[rows - start][:, chosen].reshape(len(rows), len(chosen), len(parts))
-        seen = run.observed(group, start, stop)[rows - start][:, chosen]
+        seen = run.observed(key, start, stop)[rows - start][:, chosen]
         paths = tuple(series.sites[index].path for index in chosen)
     at_row, at_site = np.nonzero(seen)
     return LongBlock(

@@ -6,6 +6,7 @@ import csv
 import json
 import struct
 import sys
+import time
 import warnings
 from dataclasses import replace
 
@@ -224,7 +225,9 @@ def test_wandb_offline(run, tmp_path, monkeypatch):
         warnings.simplefilter("ignore")  # those of its own imports
         path = export_run(run, "wandb", tmp_path / "wb").path
     (file,) = path.glob("wandb/offline-run-*/*.wandb")
-    history = history_of(file)
+    end = time.monotonic() + 20
+    while len(history := history_of(file)) < 5 and time.monotonic() < end:
+        time.sleep(0.1)  # its own process writes the file
     assert [json.loads(row["scalars/loss"]) for row in history] == run["scalars/loss"].values.tolist()
     assert [json.loads(row["_step"]) for row in history] == [0, 1, 2, 3, 4]
     assert json.loads(history[3]["gradients/rms/block.0"]) == 30.0

@@ -1,10 +1,11 @@
 """Damaged and forged versions of run files, made from a seed: bytes, metadata with its checksum set right, objects.
 
-Used by `test_fuzz`. `python mutations.py FOLDER FIRST LAST`, with the folder of this file on the path, reads that many.
+Used by `test_fuzz`. `python mutations.py FOLDER FIRST LAST SECONDS` reads that many, for so long at most.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import random
@@ -18,7 +19,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-from conftest import make_layout, make_row
 
 from keelscope.errors import RunFileError, UsageError
 from keelscope.store.reader import open_run
@@ -32,12 +32,21 @@ JSON += ['[{"path": "a", "kind": "b", "length": 1e400, "sublayers": 1, "main": 1
 DEAD = 1
 
 
+def runs_of_the_tests() -> Any:
+    """The module `conftest` beside this one, which has a name of its own under pytest."""
+    spec = importlib.util.spec_from_file_location("store_records", Path(__file__).with_name("conftest.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def base_files(folder: Path) -> list[bytes]:
     """A closed file, one whose writer died, and one with compressed numbers and names, as a sealed file has them."""
-    layout = make_layout(3)
+    records = runs_of_the_tests()
+    layout = records.make_layout(3)
     writer = RunWriter(folder / "base.h5", layout)
     for step in range(5):
-        writer.append(make_row(layout, step))
+        writer.append(records.make_row(layout, step))
     writer.flush()
     dead = writer.path.read_bytes()
     writer.close()
