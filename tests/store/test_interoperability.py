@@ -153,10 +153,22 @@ def test_every_dataset_has_a_long_name_and_every_number_a_unit(path):
     assert not lacking
 
 
-@pytest.mark.parametrize(
+COMMANDS = pytest.mark.parametrize(
     "command", [["h5dump", "-d", "/gradients/norm"], ["h5dump", "-H"], ["h5ls", "-r"], ["ncdump", "-h"]], ids=" ".join
 )
+
+
+@COMMANDS
 def test_command_line_tools_read_it(path, command):
+    assert_read(command, path)
+
+
+@COMMANDS
+def test_command_line_tools_read_a_sealed_run_of_ranks(ranks, command):
+    assert_read(command, ranks)
+
+
+def assert_read(command, path):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
