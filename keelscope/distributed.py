@@ -14,7 +14,6 @@ anything else                                                                eac
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from keelscope.entries import is_measurable, local_shard
+from keelscope.instances import living
 from keelscope.probe import Probe
 from keelscope.sites import SitePlan
 from keelscope.statistics import Statistic
@@ -321,7 +321,7 @@ def _data_parallel(parameters: Sequence[nn.Parameter]) -> dict[int, _Group]:
 
     wanted = {id(parameter) for parameter in parameters}
     found: dict[int, _Group] = {}
-    for wrapper in (each for each in gc.get_objects() if issubclass(type(each), DistributedDataParallel)):
+    for wrapper in living(DistributedDataParallel):
         ranks = tuple(sorted(torch.distributed.get_process_group_ranks(wrapper.process_group)))
         found |= {id(p): ranks for p in wrapper.parameters() if id(p) in wanted}
     return found

@@ -7,12 +7,13 @@ live objects.
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from keelscope.instances import living
 
 if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
@@ -75,7 +76,5 @@ def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:
     """The live scaler that has unscaled this optimizer's gradients."""
     from torch.amp.grad_scaler import GradScaler
 
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), GradScaler) and id(optimizer) in candidate._per_optimizer_states:
-            return weakref.ref(candidate)
-    return None
+    found = (scaler for scaler in living(GradScaler) if id(optimizer) in scaler._per_optimizer_states)
+    return next(map(weakref.ref, found), None)

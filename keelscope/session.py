@@ -131,7 +131,7 @@ class Watch:
         self._optimizers = optimizers
         self._step = self._first_step = first_step
         self._left_out: set[str] = set()
-        self._idle = IdleOptimizer()
+        self._idle = IdleOptimizer(optimizers, model)
         self._recording = False
         self._complete = False
         self._closed = False

@@ -933,8 +933,30 @@ class TestMessages:
                     model(batch(step)).sum().backward()
                     model.zero_grad()
 
-        with pytest.warns(RecordingWarning, match=r"is it the one that trains this model"):
+        with pytest.warns(RecordingWarning, match=r"is it the one that trains this model") as said:
             loop()
+        assert len(said) == 1
+        assert said[0].filename == __file__
+
+    def test_optimizer_that_does_not_step(self):
+        model = mlp()
+
+        def loop() -> None:
+            with ks.watch(model, optimizer=sgd(model)):
+                for step in range(6):
+                    model(batch(step)).sum().backward()
+                    model.zero_grad()
+
+        with pytest.warns(RecordingWarning, match=r"cleared several times without a step"):
+            loop()
+
+    def test_an_optimizer_of_part_of_the_model_and_one_beside_it(self):
+        model, beside = mlp(), mlp()
+        with ks.watch(model, optimizer=[torch.optim.SGD(model[0].parameters(), lr=0.1), sgd(beside)]):
+            pass
+        beside.requires_grad_(requires_grad=False)
+        with ks.watch(beside, optimizer=sgd(model)):
+            pass
 
     def test_optimizer_class(self):
         with pytest.raises(UsageError, match=r"got the class SGD"):

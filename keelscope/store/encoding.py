@@ -49,7 +49,7 @@ _TEXT = h5py.string_dtype()
 
 PACKED: Mapping[str, object] = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
 """Filters of a sealed file; every HDF5 reader knows them."""
-_PACKED_CHUNK = 2**19
+_PACKED_CHUNK, _PACKED_SITES = 2**18, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class Storage:
         Returns:
             Keywords of ``create_dataset``.
         """
-        tile = tuple(min(size, 256 if axis == 0 else 64) for axis, size in enumerate(row))
+        sites = 256 if self.rows is None else _PACKED_SITES
+        tile = tuple(min(size, sites if axis == 0 else 64) for axis, size in enumerate(row))
         bytes_of_row = itemsize * math.prod(tile)
         if self.rows is None:
             return {"shape": (0, *row), "maxshape": (None, *row), "chunks": (chunk_rows(bytes_of_row), *tile)}

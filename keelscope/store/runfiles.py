@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.errors import RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
+from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, UnsupportedSchemaError, UsageError
 from keelscope.store.filesource import FileSource
 from keelscope.store.history import Absence, History, SessionInfo
 from keelscope.store.ledger import Ledger, part_key
@@ -224,17 +224,26 @@ def _opened(path: Path, *, strict: bool) -> tuple[list[FileSource], list[str]]:
             errors.append(error)
     if not sources:
         raise errors[0]
-    return _unmerged(sources), [_left_out(error) for error in errors]
+    kept, late = _unmerged(sources)
+    if late and strict:
+        _close(sources)
+        raise NotARunFileError(late[0])
+    return kept, [*(_left_out(error) for error in errors), *late]
 
 
-def _unmerged(sources: list[FileSource]) -> list[FileSource]:
-    """Without the parts that a sealed file holds already: they are left when sealing was killed while it cleaned up."""
+def _unmerged(sources: list[FileSource]) -> tuple[list[FileSource], list[str]]:
+    """Without what a sealed file holds already: left when sealing was killed while it cleaned up."""
+    # A part of a session that was sealed without it cannot be merged any more; it takes nothing away, and is said.
     ledger = sources[0].ledger
     if ledger is None:
-        return sources
-    kept = [s for s in sources if s is sources[0] or part_key(s.layout.part) not in ledger.parts]
+        return sources, []
+    known = {session.session_id for session in ledger.sessions} - {""}
+    fresh = [s for s in sources[1:] if part_key(s.layout.part) not in ledger.parts]
+    late = [source for source in fresh if source.layout.part.session_id in known]
+    kept = [sources[0], *(source for source in fresh if source not in late)]
     _close([source for source in sources if source not in kept])
-    return kept
+    said = "A part is left out: {} was recorded by rank {} after its session had been sealed; open it by itself."
+    return kept, [said.format(source.path, source.layout.part.rank) for source in late]
 
 
 def _left_out(error: RunFileError) -> str:

@@ -46,6 +46,7 @@ class Outcome(Enum):
     ALREADY = "already sealed"
     BUSY = "still being written"
     CHANGED = "changed while it was read"
+    INCOMPLETE = "not every rank has recorded yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,14 @@ class Sealed:
     bytes_after: int = 0
 
 
-def seal(path: Path, precision: str = "exact") -> Sealed:
+def seal(path: Path, precision: str = "exact", *, incomplete: bool = False) -> Sealed:
     """Merge the parts of a run that nobody writes into one file under its name.
 
     Args:
         path: the named file.
         precision: ``"exact"`` keeps every bit, ``"float32"`` the 24 bits of float32, ``"10bit"`` a relative error of at
             most 2^-11; the range is that of float64 in every case.
+        incomplete: also if a rank of the last session has no file. It must not come later: its file would not be read.
 
     Returns:
         What became of it.
@@ -85,6 +87,8 @@ def seal(path: Path, precision: str = "exact") -> Sealed:
         stack.callback(run.close)
         if run.history.sealed:
             return Sealed(Outcome.ALREADY)
+        if not incomplete and _lacks_ranks(run):
+            return Sealed(Outcome.INCOMPLETE)
         try:
             draft = stack.enter_context(_drafting(path))
         except BlockingIOError:
@@ -112,6 +116,13 @@ def stray_drafts(path: Path) -> list[Path]:
 def _is_written(path: Path) -> bool:
     ranks = {0, *(rank for rank, _ in find_parts(path)), *noted_ranks(path)}
     return any(find_writer(path, rank) is not Writer.GONE for rank in ranks)
+
+
+def _lacks_ranks(run: RunFiles) -> bool:
+    """Whether a rank of the last session has no part, so that it may only be late."""
+    last = run.history.sessions[-1]
+    ranks = {source.layout.part.rank for source in run.sources if source.layout.part.session_id == last.session_id}
+    return run.sources[-1].ledger is None and len(ranks) < last.world_size
 
 
 def _stamp(path: Path) -> _Stamp:

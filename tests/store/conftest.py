@@ -27,6 +27,8 @@ from keelscope.store.schema import (
     StatisticSpec,
 )
 
+collect_ignore = ["mutations.py"]  # a program of its own, which test_fuzz runs
+
 
 def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", "lr")) -> RunLayout:
     paths = [f"blocks.{index}" for index in range(sites)] if isinstance(sites, int) else sites

@@ -69,7 +69,7 @@ def kill_one(place, session, first):
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     said = [int(word) for word in log.read_text().split() if word != "closing"]
-    return {"session": session, "first": first, "committed": said[-1] if said else first, "moment": moment}
+    return {"session": session, "first": first, "committed": said[-1] if said else first, "moment": f"during {moment}"}
 
 for trial in range(trials):
     place = folder / f"{trial:04}"
@@ -77,7 +77,7 @@ for trial in range(trials):
     done, first = [], 0
     for session in range(chance.choice([1, 1, 2])):
         done.append(kill_one(place, session, first))
-        first = chance.randint(done[-1]["first"], done[-1]["committed"])
+        first = min(chance.randint(done[-1]["first"], done[-1]["committed"]), rows - 1)
     (place / "sessions.json").write_text(json.dumps(done))
 """
 

@@ -33,7 +33,9 @@ from keelscope.store.writer import RunWriter
 LABEL = st.text(max_size=20)
 NAME = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).map(lambda name: f"x_{name}")
 COUNT = st.integers(-(2**31), 2**31 - 1)
-SITE = st.builds(Site, LABEL, LABEL, LABEL, LABEL, COUNT, st.integers(0, 2**62), st.lists(LABEL, max_size=2).map(tuple))
+POSITION = st.integers(-1, 10**6)
+ALIASES = st.lists(LABEL, max_size=2).map(tuple)
+SITE = st.builds(Site, LABEL, LABEL, LABEL, LABEL, POSITION, st.integers(0, 2**62), ALIASES)
 SUBLAYER = st.builds(
     SublayerInfo,
     form=LABEL,
@@ -163,7 +165,7 @@ def cleaned_group(group: GroupSpec) -> GroupSpec:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_layout_and_rows_come_back_exactly(data):
     layout = data.draw(layouts())

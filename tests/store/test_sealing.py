@@ -179,6 +179,21 @@ def test_what_float32_holds_is_stored_as_float32_and_the_rest_is_not(path, make_
         assert [file[f"gradients/{n}"].dtype.itemsize for n in ("norm", "rms", "quantiles")] == [4, 8, 8]
 
 
+def test_a_rank_that_has_not_come_yet_is_waited_for_and_one_that_comes_late_takes_nothing_away(path, write):
+    write(range(10), world=2)
+    assert seal(path).outcome is Outcome.INCOMPLETE
+    assert seal(path, incomplete=True).outcome is Outcome.SEALED
+    before = everything(path)
+    late = write(range(5), rank=1, world=2)
+    with open_run(path) as run:
+        assert run.steps.tolist() == list(range(10))
+        assert "was recorded by rank 1 after its session had been sealed" in " ".join(run.notes)
+    with pytest.raises(NotARunFileError, match=r"r00001\.p0000\.h5 was recorded by rank 1 after"):
+        seal(path)
+    assert late.exists()
+    assert_same(before, everything(path))
+
+
 def test_a_run_that_is_written_is_left_alone(path, write):
     write(range(5))
     lock = WriterLock(path, 3)
