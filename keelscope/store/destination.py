@@ -2,7 +2,7 @@
 
 Of several processes that want a name exactly one gets it: the lock comes first, then the file appears under its name in
 one step, which fails if the name is taken. Ranks of one launch do not talk to each other and still meet: a name is
-free for a rank if everything there was written by live ranks of its own session, see `launch`. Used by `writer`.
+free for a rank if everything there was written by ranks of its own session, see `launch`. Used by `writer`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from keelscope.errors import RunExistsError, UsageError
+from keelscope.errors import RunExistsError, RunFileError, UsageError
+from keelscope.store.filesource import FileSource
 from keelscope.store.launch import session_id
 from keelscope.store.lock import Note, Writer, WriterLock, find_writer, note_of, noted_ranks
 from keelscope.store.parts import find_parts
@@ -28,6 +31,8 @@ Exists: TypeAlias = Literal["new", "error", "resume"]
 EXISTS = ("new", "error", "resume")
 _PATIENCE = 1.0
 _PAUSE = 0.01
+_CLOCKS_DIFFER = 5.0
+_BEGUN = time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def _claimed(path: Path, part: PartInfo) -> Claim | None:
     """The lock of a rank, with the number of its next part and the step from which earlier rows are overtaken."""
     files = _files(path)
     number = 1 + max((found for rank, found in files if rank == part.rank), default=-1)
-    earlier = any(not _is_of(path, rank, found, part.session_id) for rank, found in files)
+    earlier = any(not _is_of(path, rank, found, part) for rank, found in files)
     resumed_at = max(part.resumed_at_step, part.first_step) if earlier else -1
     try:
         lock = WriterLock(path, part.rank, session=part.session_id, first_part=number)
@@ -146,9 +151,9 @@ def _claimed(path: Path, part: PartInfo) -> Claim | None:
 
 
 def _is_free(path: Path, part: PartInfo, *, mine: bool) -> bool:
-    """Whether a rank may begin a run of that name: all that is there belongs to other, live ranks of its session."""
+    """Whether a rank may begin a run of that name: all that is there belongs to other ranks of its session."""
     files = _files(path)
-    if any(rank == part.rank or not _is_of(path, rank, number, part.session_id) for rank, number in files):
+    if any(rank == part.rank or not _is_of(path, rank, number, part) for rank, number in files):
         return False
     others = set(noted_ranks(path)) - {rank for rank, _ in files} - ({part.rank} if mine else set())
     return all(_may_join(path, rank, part) for rank in others)
@@ -169,7 +174,20 @@ def _files(path: Path) -> dict[tuple[int, int], Path]:
     return ({(0, 0): path} if os.path.lexists(path) else {}) | find_parts(path)
 
 
-def _is_of(path: Path, rank: int, number: int, session: str) -> bool:
-    """Whether a part was made by a live writer of that session."""
+def _is_of(path: Path, rank: int, number: int, part: PartInfo) -> bool:
+    """Whether a part was made by another rank of that session, which may be through with it already."""
     note = note_of(path, rank)
-    return note.session == session and note.first_part <= number and is_being_written(path, rank)
+    if note.session == part.session_id and note.first_part <= number and is_being_written(path, rank):
+        return True
+    return part.world_size > 1 and _was_just_made(_files(path).get((rank, number), path), part.session_id)
+
+
+def _was_just_made(file: Path, session: str) -> bool:
+    """Whether a file says that it is of that session. A launcher may use its names again, so an old file is not."""
+    try:
+        with closing(FileSource(file)) as source:
+            layout = source.layout
+        created = datetime.fromisoformat(layout.info.created_at).timestamp()
+    except (RunFileError, ValueError):
+        return False
+    return layout.part.session_id == session and created > _BEGUN - _CLOCKS_DIFFER

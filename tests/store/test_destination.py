@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import h5py
 import pytest
@@ -11,18 +12,22 @@ from keelscope.errors import RunExistsError
 from keelscope.store.destination import claims
 from keelscope.store.lock import WriterLock
 from keelscope.store.parts import find_parts, part_path
+from keelscope.store.reader import open_run
 from keelscope.store.schema import PartInfo
 from keelscope.store.writer import RunWriter
 
 RANKS = """
 import os, pathlib, random, sys, time
+from dataclasses import replace
+from datetime import UTC, datetime
 from conftest import make_layout, make_row
 from keelscope.store.pace import Pace
 from keelscope.store.schema import PartInfo
 from keelscope.store.writer import RunWriter
 
 folder, launches, ranks = pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-layout, chance = make_layout(), random.Random(5)
+layout = make_layout()
+layout = replace(layout, info=replace(layout.info, created_at=datetime.now(UTC).isoformat()))
 for launch in range(launches):
     children = []
     for rank in range(ranks):
@@ -70,6 +75,24 @@ def test_ranks_meet_in_whatever_order_they_come(tmp_path, layout, order):
     for writer in writers:
         writer.close()
     assert list(find_parts(tmp_path / "keel.h5")) == [(1, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("exists", ["new", "resume"])
+def test_a_rank_that_comes_when_another_is_through_joins_it(tmp_path, layout, make_row, exists):
+    """A training of one step may be over on one rank before the next begins to record it."""
+    now = replace(layout, info=replace(layout.info, created_at=datetime.now(UTC).isoformat()))
+    for rank in (0, 1, 2):
+        part = PartInfo(rank, 3, session_id="s")
+        writer = RunWriter(tmp_path / "keel.h5", now, part=part, exists=exists)
+        writer.append(make_row(layout, 0))
+        writer.close()
+        assert writer.path.name == "keel.h5"
+    with open_run(tmp_path / "keel.h5") as run:
+        assert run.steps.tolist() == [0]
+        assert not run.history.absences
+    later = RunWriter(tmp_path / "keel.h5", now, part=PartInfo(0, 3, session_id="t"))
+    assert later.path.name == "keel-2.h5"
+    later.close()
 
 
 def test_files_of_another_launch_are_passed_over(tmp_path, layout):
