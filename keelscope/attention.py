@@ -135,7 +135,8 @@ class CloseHook:
 
     def __call__(self, *_: object) -> None:
         """Look no longer; returning None leaves the output as it is."""
-        self.mode.close(self.site)
+        if not torch.compiler.is_compiling():
+            self.mode.close(self.site)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

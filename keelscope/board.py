@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope import kernel
 from keelscope.errors import ProbeError
 from keelscope.statistics import Terms
 
@@ -49,10 +50,10 @@ class Board:
         Raises:
             ProbeError: if the terms do not give one number per column.
         """
-        if terms.packed is not None and len(tensors) == 1:
-            packed = terms.packed(tensors[0])
+        if terms.routine is not None and len(tensors) == 1:
+            packed = kernel.measure((terms, terms.routine), tensors[0])
             if packed is not None:
-                return packed
+                return packed[terms]
         if any(tensor.requires_grad for tensor in tensors):  # a view made from weights
             tensors = tuple(tensor.detach() for tensor in tensors)
         values = terms.of(*tensors)  # [column]
@@ -74,7 +75,7 @@ class Board:
         Returns:
             One slot per tensor, in order.
         """
-        packed = [None] * len(tensors) if terms.packed_many is None else terms.packed_many(tensors)
+        packed = [None] * len(tensors) if terms.routine is None else kernel.measure_all(terms.routine, tensors)
         left = [tensor for tensor, values in zip(tensors, packed, strict=True) if values is None]
         slots = iter(self._put_many(terms, left))
         return [next(slots) if values is None else values for values in packed]

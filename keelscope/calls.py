@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from keelscope.board import Board, Slot
@@ -48,21 +48,21 @@ class CallRecord:
         return []
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ParameterRecord:
-    """One parameter while its step is running."""
+    """One parameter while its step is running. Its fields are replaced, never changed: most stay empty."""
 
-    leaf: list[TermSlots] = field(default_factory=list)
+    leaf: Sequence[TermSlots] = ()
     """What each backward pass added."""
-    accumulated: TermSlots = field(default_factory=dict)
+    accumulated: TermSlots | None = None
     """``.grad`` at the end of the last backward pass before its optimizer stepped."""
     stepped: bool = False
-    weight: TermSlots = field(default_factory=dict)
-    used: TermSlots = field(default_factory=dict)
+    weight: TermSlots | None = None
+    used: TermSlots | None = None
     """``.grad`` when its optimizer began to step."""
-    update: TermSlots = field(default_factory=dict)
+    update: TermSlots | None = None
 
-    def gradient(self) -> list[TermSlots]:
+    def gradient(self) -> Sequence[TermSlots]:
         """Observations of the canonical gradient; empty where none arrived."""
         return [self.accumulated] if self.accumulated else self.leaf
 

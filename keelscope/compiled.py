@@ -3,13 +3,60 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import ExitStack
 from types import FunctionType
 
+import torch
 from torch import nn
 
+from keelscope.errors import CoverageWarning
 from keelscope.instances import living
 
-__all__ = ["is_compiled"]
+__all__ = ["Eager", "is_compiled"]
+
+
+class Eager:
+    """Makes recorded steps of a compiled model run eager.
+
+    Args:
+        model: the watched model.
+    """
+
+    LATE = (
+        "The model was compiled after watch() began: the first step shows its parameters only, and the structure of "
+        "the model stays unknown. Compile it before."
+    )
+
+    def __init__(self, model: nn.Module) -> None:
+        self._stance = ExitStack()
+        self._compiled, self._entered = is_compiled(model), False
+
+    def begin(self) -> None:
+        """A recorded step begins."""
+        if self._compiled and not self._entered:
+            self._entered = True
+            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+
+    def end(self) -> None:
+        """Let compiled code run again."""
+        self._stance.close()
+        self._entered = False
+
+    def is_late(self, model: nn.Module) -> bool:
+        """Whether a model of which no call was seen has been compiled meanwhile; that is said, once.
+
+        Args:
+            model: the watched model.
+
+        Returns:
+            The answer.
+        """
+        late = not self._compiled and is_compiled(model)
+        if late:
+            self._compiled = True
+            warnings.warn(self.LATE, CoverageWarning, stacklevel=2)
+        return late
 
 
 def is_compiled(model: nn.Module) -> bool:

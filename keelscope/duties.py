@@ -6,18 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
+from keelscope import kernel
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
+from keelscope.kernel import Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
 
-__all__ = ["Duties", "Duty", "Task", "measure"]
+__all__ = ["Duties", "Duty", "Task", "Work", "measure"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,14 +38,42 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What several probes take from the same tensors."""
+
+    tasks: tuple[Task, ...]
+    program: Program
+    """What the compiled kernel can take from a tensor alone."""
+    beside: tuple[Task, ...]
+    """What is left when it has."""
+
+    @classmethod
+    def of(cls, probes: Iterable[Probe]) -> Work:
+        """The work of some probes."""
+        tasks = [Task.of(probe) for probe in probes]
+        steps: list[tuple[tuple[str, Terms], Routine]] = []
+        beside = []
+        for task in tasks:
+            known = [(key, key[1].routine) for key in task.keys if task.sees_everything]
+            steps += [(key, routine) for key, routine in known if routine is not None]
+            rest = tuple(key for key in task.keys if key not in dict(steps))
+            if rest:
+                beside.append(replace(task, keys=rest))
+        return cls(tuple(tasks), program(steps), tuple(beside))
+
+    def __bool__(self) -> bool:
+        return bool(self.tasks)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Duty:
     """What looks at one site on one step."""
 
-    inputs: tuple[Task, ...]
-    outputs: tuple[Task, ...]
-    gradients: tuple[Task, ...]
-    inputs_and_gradients: tuple[Task, ...]
-    attention: tuple[Task, ...]
+    inputs: Work
+    outputs: Work
+    gradients: Work
+    inputs_and_gradients: Work
+    attention: Work
     jacobians: tuple[JacobianProbe, ...]
     needs_gradient: bool
     """Whether something waits for the gradient of the output."""
@@ -51,19 +81,21 @@ class Duty:
     @classmethod
     def of(cls, probes: Sequence[Probe]) -> Duty:
         """The duty of the probes that are due."""
-
-        def tasks(tap: Tap) -> tuple[Task, ...]:
-            return tuple(Task.of(probe) for probe in probes if probe.tap is tap)
-
+        work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
         return cls(
-            tasks(Tap.INPUT),
-            tasks(Tap.OUTPUT),
-            tasks(Tap.OUTPUT_GRADIENT),
-            tasks(Tap.INPUT_AND_GRADIENT),
-            tasks(Tap.ATTENTION),
-            tuple(probe for probe in probes if isinstance(probe, JacobianProbe)),
-            any(probe.tap.in_backward for probe in probes),
+            inputs=work[Tap.INPUT],
+            outputs=work[Tap.OUTPUT],
+            gradients=work[Tap.OUTPUT_GRADIENT],
+            inputs_and_gradients=work[Tap.INPUT_AND_GRADIENT],
+            attention=work[Tap.ATTENTION],
+            jacobians=tuple(probe for probe in probes if isinstance(probe, JacobianProbe)),
+            needs_gradient=any(probe.tap.in_backward for probe in probes),
         )
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether something has to be there before the module runs."""
+        return bool(self.inputs or self.attention or self.jacobians)
 
 
 class Duties:
@@ -75,8 +107,10 @@ class Duties:
 
     def __init__(self, probes: Iterable[tuple[Probe, ...]]) -> None:
         self._probes = list(probes)
+        self._distinct = _distinct(self._probes)
         self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
         self._now: dict[int, Duty] = {}
+        self._awaited: tuple[int, ...] | None = None
         self.every = _always
 
     @property
@@ -87,18 +121,26 @@ class Duties:
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
         self._every = every
-        distinct = {id(probe): probe for found in self._probes for probe in found}
-        self._now = self._known.setdefault(tuple(every(probe) for probe in distinct.values()), {})
+        now = self._known.setdefault(tuple(every(probe) for probe in self._distinct), {})
+        if now is not self._now:
+            self._now, self._awaited = now, None
 
     def add(self, probes: Sequence[Probe]) -> None:
         """Take in the probes of one more site."""
         self._probes.append(tuple(probes))
+        self._distinct = _distinct(self._probes)
         self._known.clear()
         self.every = self._every
 
     def probes(self, site: int) -> tuple[Probe, ...]:
         """All probes of a site, due or not."""
         return self._probes[site]
+
+    def awaited(self) -> tuple[int, ...]:
+        """Sites where something has to be there before the module runs, on this step."""
+        if self._awaited is None:
+            self._awaited = tuple(site for site in range(len(self._probes)) if self[site].needs_input)
+        return self._awaited
 
     def __getitem__(self, site: int) -> Duty:
         duty = self._now.get(site)
@@ -107,11 +149,11 @@ class Duties:
         return duty
 
 
-def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board: Board, owner: object) -> TermSlots:
+def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner: object) -> TermSlots:
     """Terms of one observation.
 
     Args:
-        tasks: what looks at it.
+        work: what looks at it.
         tensors: the observation.
         module: whose it is.
         board: where terms go.
@@ -120,12 +162,15 @@ def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board:
     Returns:
         Where the terms are; nothing of a probe that fails or has nothing to say.
     """
-    slots: TermSlots = {}
     own = on_this_rank(tensors)
-    for task in tasks if own is not None else ():
+    if own is None:
+        return {}
+    packed = kernel.measure(work.program, own[0]) if work.program and len(own) == 1 else None
+    slots: TermSlots = {} if packed is None else packed  # type: ignore[assignment]
+    for task in work.tasks if packed is None else work.beside:
         try:
-            view = own
-            if own is not None and not task.sees_everything:
+            view: Tensors | None = own
+            if not task.sees_everything:
                 view = task.probe.view(tuple(tensor.detach() for tensor in own), module)
             if view is not None:
                 for key in task.keys:
@@ -133,6 +178,10 @@ def measure(tasks: tuple[Task, ...], tensors: Tensors, module: nn.Module, board:
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
     return slots
+
+
+def _distinct(probes: Iterable[tuple[Probe, ...]]) -> list[Probe]:
+    return list({id(probe): probe for found in probes for probe in found}.values())
 
 
 def _always(_: Probe) -> bool:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, jit, nn
 
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
@@ -52,15 +52,17 @@ class ModuleHooks:
         self._reference = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
+        self._before = ExitStack()
+        self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
-        self.on_module: Callable[[nn.Module], None] = _ignore
+        self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
-        """Called with every gradient that arrives, before it is measured."""
+        """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
         """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
         that a checkpointed region repeats."""
@@ -97,16 +99,30 @@ class ModuleHooks:
         self._duties.add(probes)
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module)
+            self._attach_before()
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
-        if self.attached:
+        if not self.attached:
+            self.attached = True
+            for site, reference in enumerate(self._modules):
+                module = reference()
+                if module is not None:
+                    self._attach_to(site, module)
+        self._attach_before()
+
+    def _attach_before(self) -> None:
+        """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
+        wanted = self._duties.awaited()
+        if wanted == self._awaited:
             return
-        self.attached = True
-        for site, reference in enumerate(self._modules):
-            module = reference()
-            if module is not None:
-                self._attach_to(site, module)
+        self._before.close()
+        self._awaited = wanted
+        for site in wanted:
+            module = self._modules[site]()
+            if module is not None and not isinstance(module, jit.ScriptModule):
+                handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
+                self._before.callback(handle.remove)
 
     def _attach_to(self, site: int, module: nn.Module) -> None:
         taps = {probe.tap for probe in self._duties.probes(site)}
@@ -119,13 +135,12 @@ class ModuleHooks:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
             return
         self._handles.callback(handle.remove)
-        if taps & {Tap.INPUT, Tap.ATTENTION, Tap.JACOBIAN}:
-            handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
-            self._handles.callback(handle.remove)
 
     def detach(self) -> None:
         """Give every handle back."""
         self._handles.close()
+        self._before.close()
+        self._awaited = ()
         self._on_leaves.close()
         self.jacobians.begin()
         self._attention.reset()
@@ -136,7 +151,8 @@ class ModuleHooks:
         start = time.perf_counter()
         repeated = in_backward()
         if self._modules[site]() is module and self._looks(repeated=repeated):
-            self.on_module(module)
+            if self.on_module is not None:
+                self.on_module(module)
             self._record(site, module, inputs, output, repeated=repeated)
         self.seconds += time.perf_counter() - start
 
@@ -225,7 +241,8 @@ class ModuleHooks:
     @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
-        self.on_gradient()
+        if not hook.board.reached:
+            self.on_gradient()
         duty = self._duties[hook.site]
         slots = measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:
@@ -295,7 +312,7 @@ class ForwardHook:
 
     def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
         """Measure the output; returning None leaves it as it is."""
-        if self.owner.attached:
+        if not torch.compiler.is_compiling() and self.owner.attached:
             self.owner._after_forward(self.site, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -311,7 +328,7 @@ class InputHook:
 
     def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
         """Measure the input; returning None leaves it as it is."""
-        if self.owner.attached:
+        if not torch.compiler.is_compiling() and self.owner.attached:
             self.owner._before_forward(self.site, module, args, kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -323,8 +340,4 @@ def _is_tracing() -> bool:
 
 
 def _nothing() -> None:
-    """Nobody asked."""
-
-
-def _ignore(_: nn.Module) -> None:
     """Nobody asked."""

@@ -96,6 +96,11 @@ class ParameterHooks:
             if parameter is not None and id(parameter) not in self._hooked:
                 self._hook(parameter)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no parameter is left that `attach_owner` could hook."""
+        return len(self._hooked) == len(self._parameters)
+
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
@@ -125,16 +130,17 @@ class ParameterHooks:
         self._in_closure = closure
         owned = list(self._of(optimizer))
         self._weigh(i for i, _ in owned)
-        unseen = []
+        records, unseen = self._step.parameters, []
         for i, parameter in owned if not closure else ():
-            if parameter.grad is not None:
-                record = self._record(i)
+            gradient = parameter.grad
+            if gradient is not None:
+                record = records.get(i) or self._record(i)
                 if not record.stepped and not record.accumulated:
-                    unseen.append((i, parameter))
+                    unseen.append((i, gradient))
                 record.stepped = True
-        for (i, _), slots in zip(unseen, self._measure_gradients(unseen), strict=True):
-            self._record(i).accumulated = slots
-        self._measure_used([(i, p) for i, p in owned if p.grad is not None and not closure])
+        self._keep_gradients(unseen)
+        if Tap.STEP_GRADIENT in self._taps and not closure:
+            self._measure_used([(i, p.grad) for i, p in owned if p.grad is not None])
         if Tap.UPDATE in self._taps:
             self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
@@ -150,13 +156,17 @@ class ParameterHooks:
             before = self._before.pop(i, None)
             if before is not None:
                 update = (parameter.detach() - before, before)
-                self._record(i).update |= self._observe(i, Tap.UPDATE, update)
+                record = self._record(i)
+                record.update = (record.update or {}) | self._observe(i, Tap.UPDATE, update)
         self.seconds += time.perf_counter() - start
 
     def rewritten(self, optimizer: Optimizer) -> bool:
         """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
-        pairs = ((self._states.get(i), parameter) for i, parameter in self._of(optimizer))
-        return any(state is not None and state != _state(parameter) for state, parameter in pairs)
+        for i, parameter in self._of(optimizer):
+            state = self._states.get(i)
+            if state is not None and state != _state(parameter):
+                return True
+        return False
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
@@ -191,7 +201,8 @@ class ParameterHooks:
         self._expect_end(i)
         slots = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
         if slots:
-            self._record(i).leaf.append(slots)
+            record = self._record(i)
+            record.leaf = [*record.leaf, slots]
 
     def _expect_end(self, i: int) -> None:
         task = torch._C._current_graph_task_id()
@@ -211,26 +222,31 @@ class ParameterHooks:
         start = time.perf_counter()
         reached, self._reached = sorted(self._reached), set()
         self._weigh(reached)
-        running = []
+        records, running = self._step.parameters, []
         for i in reached:
             parameter = self._parameters[i]()
-            if parameter is not None and parameter.grad is not None and not self._record(i).stepped:
-                running.append((i, parameter))
-        for (i, parameter), slots in zip(running, self._measure_gradients(running), strict=True):
-            self._record(i).accumulated = slots
-            self._states[i] = _state(parameter)
+            if parameter is None:
+                continue
+            gradient = parameter.grad
+            if gradient is not None and not (i in records and records[i].stepped):
+                running.append((i, gradient))
+                self._states[i] = id(gradient), gradient._version + parameter._version
+        self._keep_gradients(running)
         self.seconds += time.perf_counter() - start
 
-    def _measure_gradients(self, current: list[tuple[int, nn.Parameter]]) -> list[TermSlots]:
-        gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
+    def _keep_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
+        """Measure running gradients, all together."""
         self.unsummed |= {i for i, gradient in gradients if type(gradient) is not Tensor and is_unsummed(gradient)}
-        return self._observe_many(Tap.PARAMETER_GRADIENT, gradients)
+        records = self._step.parameters
+        for (i, _), slots in zip(gradients, self._observe_many(Tap.PARAMETER_GRADIENT, gradients), strict=True):
+            if i in records:
+                records[i].accumulated = slots
+            else:
+                records[i] = ParameterRecord(accumulated=slots)
 
-    def _measure_used(self, current: list[tuple[int, nn.Parameter]]) -> None:
-        if Tap.STEP_GRADIENT in self._taps:
-            gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
-            for (i, _), slots in zip(gradients, self._observe_many(Tap.STEP_GRADIENT, gradients), strict=True):
-                self._record(i).used = slots
+    def _measure_used(self, gradients: list[tuple[int, Tensor]]) -> None:
+        for (i, _), slots in zip(gradients, self._observe_many(Tap.STEP_GRADIENT, gradients), strict=True):
+            self._record(i).used = slots
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
@@ -244,13 +260,14 @@ class ParameterHooks:
     def _observe_many(self, tap: Tap, tensors: Sequence[tuple[int, Tensor]]) -> list[TermSlots]:
         """Slots of each tensor, computed together for each probe and terms."""
         found: list[TermSlots] = [{} for _ in tensors]
-        own = [
-            (i, here[0], slots) for (i, t), slots in zip(tensors, found, strict=True) if (here := on_this_rank((t,)))
-        ]
+        here, slots = tensors, found
+        if any(type(tensor) is not Tensor for _, tensor in tensors):  # distributed: none of them, or nearly all
+            own = [(k, i, view[0]) for k, (i, t) in enumerate(tensors) if (view := on_this_rank((t,)))]
+            here, slots = [(i, tensor) for _, i, tensor in own], [found[k] for k, _, _ in own]
         for probe in self._by_tap[tap]:
             if self.every(probe):
                 try:
-                    self._observe_all(probe, [(i, t) for i, t, _ in own], [slots for _, _, slots in own])
+                    self._observe_all(probe, here, slots)
                 except Exception as error:  # one probe's fault costs the others nothing
                     warn_once(self, error, probe.name)
         return found

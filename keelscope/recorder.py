@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from torch.optim import Optimizer
 
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
-from keelscope.compiled import is_compiled
+from keelscope.compiled import Eager
 from keelscope.containment import warn_once
 from keelscope.coverage import coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
@@ -79,7 +78,6 @@ class Recorder:
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
-        self.modules.on_module = self.parameters.attach_owner
         self.look = Look(model)
         self.residuals = ResidualHooks(dict(self.plan.everything), self.probes)
         self.look.on_read = self._observe_residuals
@@ -105,11 +103,10 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
         self._scale = LossScale()
-        self._stance = ExitStack()
         self._recorded = 0
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
-        self._compiled = is_compiled(model)
+        self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
     def _usable(self, probe: Probe) -> bool:
@@ -133,10 +130,10 @@ class Recorder:
         self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
         self.residuals.begin()
         self.gates.begin()
-        if self._compiled and not self.modules.attached:
-            self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+        self._eager.begin()
         for hooks in (self.modules, self.gates.modules, self.parameters):
             hooks.attach()
+        self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
@@ -147,7 +144,7 @@ class Recorder:
         self.gates.end()
         for hooks in (self.modules, self.gates.modules, self.parameters):
             hooks.detach()
-        self._stance.close()
+        self._eager.end()
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
@@ -173,6 +170,9 @@ class Recorder:
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         if not self.axes:
+            if not step.calls and self._eager.is_late(self.plan.everything[0][1]):
+                late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
+                self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self.axes = self._lay_axes(step)

@@ -7,7 +7,7 @@ same observations unmerged.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,26 +64,26 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
     """
     calls = list(calls)
     counted = [call for call in calls if call.grad_enabled or call.recomputed] or calls
-    pick = _pick(tap)
     found: dict[int, list[TermSlots]] = {}
-    for call in counted:
-        kept = [slots for slots in pick(call) if slots]
-        if not kept:
-            continue
-        if call.site in found:
-            found[call.site].extend(kept)
+    for site, kept in _seen(tap, counted):
+        if site in found:
+            found[site].extend(kept)
         else:
-            found[call.site] = kept
+            found[site] = kept
     return found
 
 
-def _pick(tap: Tap) -> Callable[[CallRecord], list[TermSlots]]:
-    """What takes the observations of a tap out of a call."""
-    if tap.in_backward:
-        return CallRecord.first_gradient
+def _seen(tap: Tap, calls: list[CallRecord]) -> list[tuple[int, list[TermSlots]]]:
+    """Site and observations of every call that has any; written out, since it runs over every call of every step."""
+    if tap is Tap.OUTPUT:
+        return [(call.site, [call.outputs]) for call in calls if call.outputs]
+    if tap is Tap.INPUT:
+        return [(call.site, [call.inputs]) for call in calls if call.inputs]
     if tap is Tap.ATTENTION:
-        return lambda call: call.attention
-    return (lambda call: [call.inputs]) if tap is Tap.INPUT else (lambda call: [call.outputs])
+        several = [(call.site, call.attention) for call in calls]
+    else:
+        several = [(call.site, call.first_gradient()) for call in calls]
+    return [(site, kept) for site, slots in several if (kept := [one for one in slots if one])]
 
 
 def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> Observations:
@@ -96,15 +96,15 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
     Returns:
         Observations by parameter index; parameters without one are absent.
     """
-    picks: dict[Tap, Callable[[ParameterRecord], list[TermSlots]]] = {
-        Tap.PARAMETER: lambda record: [record.weight],
-        Tap.PARAMETER_GRADIENT: lambda record: record.gradient(),
-        Tap.STEP_GRADIENT: lambda record: [record.used],
-        Tap.UPDATE: lambda record: [record.update],
-    }
-    pick = picks[tap]
-    found = {i: [slots for slots in pick(record) if slots] for i, record in records.items()}
-    return {i: observations for i, observations in found.items() if observations}
+    if tap is Tap.PARAMETER:
+        return {i: [record.weight] for i, record in records.items() if record.weight}
+    if tap is Tap.STEP_GRADIENT:
+        return {i: [record.used] for i, record in records.items() if record.used}
+    if tap is Tap.UPDATE:
+        return {i: [record.update] for i, record in records.items() if record.update}
+    accumulated = {i: [record.accumulated] for i, record in records.items() if record.accumulated}
+    leaves = {i: kept for i, record in records.items() if (kept := [one for one in record.leaf if one])}
+    return leaves | accumulated if leaves else accumulated
 
 
 def probe_values(
@@ -179,9 +179,9 @@ def _merged(probe: Probe, terms: Terms, observations: Observations, fetched: Fet
     repeated: list[tuple[int, list[Slot]]] = []
     for site, several in observations.items():
         found = [slots[key] for slots in several if key in slots]
-        if len(found) > 1:
-            repeated.append((len(sites), found[1:]))
         if found:
+            if len(found) > 1:
+                repeated.append((len(sites), found[1:]))
             sites.append(site)
             firsts.append(found[0])
     first = gather(firsts, terms, fetched)

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelscope import kernel
 from keelscope.entries import blocks, constant, implicit_zeros, stored
+from keelscope.kernel import Routine
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -68,10 +68,8 @@ class Terms:
 
     of_many: Callable[[list[Tensor]], Tensor] | None = None
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
-    packed: Callable[[Tensor], bytes | None] | None = None
-    """Optional: `of` as packed doubles without torch operations, or None for a tensor that it cannot read."""
-    packed_many: Callable[[list[Tensor]], list[bytes | None]] | None = None
-    """Optional: the same for many one-tensor observations at once."""
+    routine: Routine | None = None
+    """Optional: the routine of the compiled kernel that does what `of` does."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
@@ -216,7 +214,7 @@ MOMENTS = Terms(
     _moments_of,
     _merge_moments,
     (0, 1, 2, 1, 0, 0),
-    packed=kernel.moments,
+    routine=Routine.MOMENTS,
 )
 
 
@@ -239,7 +237,7 @@ def _squares_of_many(tensors: list[Tensor]) -> Tensor:
 SQUARES = replace(
     additive("squares", ("count", "squares"), _squares_of, degrees=(0, 2)),
     of_many=_squares_of_many,
-    packed_many=kernel.squares,
+    routine=Routine.SQUARES,
 )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from keelscope.containment import NO_OP, contained
@@ -157,7 +158,7 @@ class BeforeModule:
 
     def __call__(self, module: nn.Module, *_: object) -> None:
         """Note that the module starts."""
-        look = self.owner()
+        look = None if torch.compiler.is_compiling() else self.owner()
         if look is not None:
             look._before(self.path, module)
 
@@ -174,7 +175,7 @@ class AfterModule:
 
     def __call__(self, module: nn.Module, *arguments: object) -> None:
         """Note what the module took and gave, by the nodes of its tensors."""
-        look = self.owner()
+        look = None if torch.compiler.is_compiling() else self.owner()
         # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
         if look is not None and len(arguments) == 3:
             look._after(self.path, module, arguments[:2], arguments[2])

@@ -1,6 +1,6 @@
 /* One pass over a tensor in host memory: what keelscope.statistics takes from it with torch operations, without them.
 
-   Knows addresses and counts only: no torch headers, the stable ABI of Python, so that one build serves every torch.
+   Asks tensors through Python where they lie: no torch headers, the stable ABI, so that one build serves every torch.
    Sums are double, centred on the first entry of each block and joined as Chan, Golub and LeVeque (1979) join them.
    A block is read twice while it lies in the first cache: an integer scan of the bit patterns for the largest
    magnitude, zeros and non-finite entries, then the moments; each loop alone is one that compilers vectorise. */
@@ -130,64 +130,84 @@ static const Kind KINDS[] = {
     {2, moments_f16, squares_f16},
 };
 
-/* Reads [address, kind, number, ...] as numbers; -1 with an exception set if they are none. */
-static int read_numbers(PyObject *const *arguments, Py_ssize_t given, Py_ssize_t wanted, size_t *numbers) {
-    if (given != wanted) {
-        PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", wanted, given);
-        return -1;
+/* What torch gives to recognise a tensor by; set once by prepare(), kept for the life of the process. */
+static struct {
+    PyObject *tensor, *parameter, *strided, *dtypes[sizeof KINDS / sizeof *KINDS];
+    PyObject *is_contiguous, *is_neg, *numel, *data_ptr; /* methods of torch.Tensor, to be called with a tensor */
+    PyObject *layout, *is_cpu, *dtype, *shape;           /* names */
+} torch;
+
+typedef struct {
+    const Kind *kind;
+    const char *address;
+    size_t count;
+} Place;
+
+static int is_true(PyObject *owned) {
+    const int yes = owned == Py_True;
+    Py_XDECREF(owned);
+    return yes;
+}
+
+static size_t as_size(PyObject *owned) {
+    const size_t size = owned == NULL ? (size_t)-1 : PyLong_AsSize_t(owned);
+    Py_XDECREF(owned);
+    return size;
+}
+
+static const Kind *kind_of(PyObject *tensor) {
+    PyObject *dtype = PyObject_GetAttr(tensor, torch.dtype);
+    const Kind *kind = NULL;
+    for (size_t i = 0; dtype != NULL && i < sizeof KINDS / sizeof *KINDS; i++) {
+        if (dtype == torch.dtypes[i]) kind = &KINDS[i];
     }
-    for (Py_ssize_t i = 0; i < wanted; i++) {
-        numbers[i] = PyLong_AsSize_t(arguments[i]);
-        if (numbers[i] == (size_t)-1 && PyErr_Occurred()) return -1;
-    }
-    if (numbers[1] >= sizeof KINDS / sizeof *KINDS) {
-        PyErr_Format(PyExc_ValueError, "no kind of entry has the number %zu", numbers[1]);
-        return -1;
-    }
-    return 0;
+    Py_XDECREF(dtype);
+    return kind;
+}
+
+/* Finds a tensor that lies in host memory as it reads: contiguous, not negated, really written. */
+static int find(PyObject *tensor, Place *place) {
+    const PyObject *type = (PyObject *)Py_TYPE(tensor);
+    if (torch.tensor == NULL || (type != torch.tensor && type != torch.parameter)) return 0;
+    PyObject *layout = PyObject_GetAttr(tensor, torch.layout);
+    Py_XDECREF(layout);
+    if (layout != torch.strided || !is_true(PyObject_GetAttr(tensor, torch.is_cpu))) return 0;
+    place->kind = kind_of(tensor);
+    if (place->kind == NULL || !is_true(PyObject_CallFunctionObjArgs(torch.is_contiguous, tensor, NULL))) return 0;
+    PyObject *negated = PyObject_CallFunctionObjArgs(torch.is_neg, tensor, NULL);
+    if (negated == NULL || is_true(negated)) return 0;
+    place->count = as_size(PyObject_CallFunctionObjArgs(torch.numel, tensor, NULL));
+    if (place->count == (size_t)-1) return 0;
+    const size_t address = as_size(PyObject_CallFunctionObjArgs(torch.data_ptr, tensor, NULL));
+    if (address == (size_t)-1 || (address == 0 && place->count > 0)) return 0;
+    place->address = (const char *)address;
+    return 1;
 }
 
 static PyObject *packed(const double *values, size_t count) {
     return PyBytes_FromStringAndSize((const char *)values, (Py_ssize_t)(count * sizeof *values));
 }
 
-static PyObject *moments(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    size_t n[3];
+static PyObject *moments_of(const Place *place) {
     Moments found;
-    (void)module;
-    if (read_numbers(arguments, given, 3, n) < 0) return NULL;
-    PyThreadState *state = n[2] >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    KINDS[n[1]].moments((const void *)n[0], n[2], &found);
+    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
+    place->kind->moments(place->address, place->count, &found);
     if (state != NULL) PyEval_RestoreThread(state);
     return packed(&found.count, 6);
 }
 
-static PyObject *squares(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    (void)module;
-    const Py_ssize_t tensors = given / 3;
-    double *found = PyMem_Calloc((size_t)tensors * 2 + 1, sizeof *found);
-    if (found == NULL) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < tensors; i++) {
-        size_t n[3];
-        if (read_numbers(arguments + 3 * i, given - 3 * i < 3 ? given - 3 * i : 3, 3, n) < 0) {
-            PyMem_Free(found);
-            return NULL;
-        }
-        PyThreadState *state = n[2] >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-        found[2 * i] = (double)n[2];
-        found[2 * i + 1] = KINDS[n[1]].squares((const void *)n[0], n[2]);
-        if (state != NULL) PyEval_RestoreThread(state);
-    }
-    PyObject *result = packed(found, (size_t)tensors * 2);
-    PyMem_Free(found);
-    return result;
+static PyObject *squares_of(const Place *place) {
+    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
+    const double found[2] = {(double)place->count, place->kind->squares(place->address, place->count)};
+    if (state != NULL) PyEval_RestoreThread(state);
+    return packed(found, 2);
 }
 
-static void late_norms(const Kind *kind, const char *address, const size_t *shape, double *found) {
-    const size_t batch = shape[0], length = shape[1], width = shape[2];
+static void late_norms(const Place *place, const size_t *shape, double *found) {
+    const size_t batch = shape[0], length = shape[1], width = shape[2], stride = width * place->kind->width;
     for (size_t sample = 0; sample < batch; sample++) {
         for (size_t token = length / 2; token < length; token++) {
-            const double squares = kind->squares(address + (sample * length + token) * width * kind->width, width);
+            const double squares = place->kind->squares(place->address + (sample * length + token) * stride, width);
             if (squares == 0) {
                 found[2] += 1;
             } else {
@@ -198,24 +218,107 @@ static void late_norms(const Kind *kind, const char *address, const size_t *shap
     }
 }
 
-static PyObject *late_tokens(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    size_t n[5];
+/* NULL without an exception: not [batch, position, feature], or nothing in it. */
+static PyObject *late_tokens_of(const Place *place, PyObject *tensor) {
+    size_t shape[3];
     double found[3] = {0, 0, 0};
-    (void)module;
-    if (read_numbers(arguments, given, 5, n) < 0) return NULL;
-    PyThreadState *state = n[2] * n[3] * n[4] >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    late_norms(&KINDS[n[1]], (const char *)n[0], n + 2, found);
+    PyObject *sizes = PyObject_GetAttr(tensor, torch.shape);
+    if (sizes == NULL) return NULL;
+    const int is_known = PyTuple_Size(sizes) == 3 && place->count > 0;
+    for (int i = 0; is_known && i < 3; i++) shape[i] = PyLong_AsSize_t(PyTuple_GetItem(sizes, i));
+    Py_DECREF(sizes);
+    if (!is_known) return NULL;
+    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
+    late_norms(place, shape, found);
     if (state != NULL) PyEval_RestoreThread(state);
     return packed(found, 3);
 }
 
+static PyObject *run(const Place *place, PyObject *tensor, long routine) {
+    switch (routine) {
+        case 0: return moments_of(place);
+        case 1: return squares_of(place);
+        case 2: return late_tokens_of(place, tensor);
+        default: PyErr_Format(PyExc_ValueError, "no routine has the number %ld", routine); return NULL;
+    }
+}
+
+/* measure(program, tensor): the program is a tuple key, routine, key, routine, ... */
+static PyObject *measure(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    Place place;
+    (void)module;
+    if (given != 2 || !PyTuple_Check(arguments[0])) {
+        PyErr_SetString(PyExc_TypeError, "measure() takes a program, a tuple, and a tensor");
+        return NULL;
+    }
+    if (!find(arguments[1], &place)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    PyObject *found = PyDict_New();
+    for (Py_ssize_t i = 0; found != NULL && i + 1 < PyTuple_Size(arguments[0]); i += 2) {
+        PyObject *terms = run(&place, arguments[1], PyLong_AsLong(PyTuple_GetItem(arguments[0], i + 1)));
+        const int failed = terms == NULL || PyDict_SetItem(found, PyTuple_GetItem(arguments[0], i), terms) < 0;
+        Py_XDECREF(terms);
+        if (failed) Py_CLEAR(found);
+    }
+    if (found == NULL && !PyErr_Occurred()) Py_RETURN_NONE;
+    return found;
+}
+
+/* measure_all(routine, tensors): packed terms of each tensor of a list, None of those that only torch can read. */
+static PyObject *measure_all(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    (void)module;
+    if (given != 2 || !PyList_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "measure_all() takes the number of a routine and a list of tensors");
+        return NULL;
+    }
+    const Py_ssize_t count = PyList_Size(arguments[1]);
+    PyObject *found = PyList_New(count);
+    for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
+        Place place;
+        PyObject *tensor = PyList_GetItem(arguments[1], i), *terms = NULL;
+        if (find(tensor, &place)) terms = run(&place, tensor, PyLong_AsLong(arguments[0]));
+        else PyErr_Clear();
+        if (terms == NULL && PyErr_Occurred()) {
+            Py_CLEAR(found);
+            break;
+        }
+        if (terms == NULL) terms = Py_NewRef(Py_None);
+        if (PyList_SetItem(found, i, terms) < 0) Py_CLEAR(found);
+    }
+    return found;
+}
+
+/* prepare(torch.Tensor, torch.nn.Parameter, torch.strided, torch.float32, float64, bfloat16, float16) */
+static PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    (void)module;
+    if (given != 7) {
+        PyErr_Format(PyExc_TypeError, "expected 7 arguments, got %zd", given);
+        return NULL;
+    }
+    torch.is_contiguous = PyObject_GetAttrString(arguments[0], "is_contiguous");
+    torch.is_neg = PyObject_GetAttrString(arguments[0], "is_neg");
+    torch.numel = PyObject_GetAttrString(arguments[0], "numel");
+    torch.data_ptr = PyObject_GetAttrString(arguments[0], "data_ptr");
+    torch.layout = PyUnicode_InternFromString("layout");
+    torch.is_cpu = PyUnicode_InternFromString("is_cpu");
+    torch.dtype = PyUnicode_InternFromString("dtype");
+    torch.shape = PyUnicode_InternFromString("shape");
+    if (PyErr_Occurred()) return NULL;
+    torch.parameter = Py_NewRef(arguments[1]);
+    torch.strided = Py_NewRef(arguments[2]);
+    for (int i = 0; i < 4; i++) torch.dtypes[i] = Py_NewRef(arguments[3 + i]);
+    torch.tensor = Py_NewRef(arguments[0]);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef METHODS[] = {
-    {"moments", (PyCFunction)(void (*)(void))moments, METH_FASTCALL,
-     "moments(address, kind, count) -> count, mean, m2, max_abs, zeros, nonfinite as packed doubles"},
-    {"squares", (PyCFunction)(void (*)(void))squares, METH_FASTCALL,
-     "squares(address, kind, count, ...) -> count, sum of squares of each tensor as packed doubles"},
-    {"late_tokens", (PyCFunction)(void (*)(void))late_tokens, METH_FASTCALL,
-     "late_tokens(address, kind, batch, length, width) -> sum of log10 norms, tokens above 0, at 0 as packed doubles"},
+    {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, "Say what tensors are recognised by."},
+    {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL,
+     "measure(program, tensor) -> key: packed terms; None where only torch can read the tensor"},
+    {"measure_all", (PyCFunction)(void (*)(void))measure_all, METH_FASTCALL,
+     "measure_all(routine, tensors) -> packed terms of each; None where only torch can read the tensor"},
     {NULL, NULL, 0, NULL},
 };
 

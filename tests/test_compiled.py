@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import keelscope as ks
 from keelscope.compiled import is_compiled
+from keelscope.errors import CoverageWarning
 
 
 class Part(nn.Module):
@@ -92,3 +94,34 @@ assert not is_compiled(torch.nn.Linear(1, 1))
 assert ("torch._dynamo" in sys.modules) == before
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_compiled_after_watching(wrapped):
+    """The graph is whole all the same; what the first step lacks is said, and the next recorded one runs eager."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(3)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def loop() -> ks.Watch:
+        with ks.watch(net, optimizer=optimizer, every=2) as watch:
+            if wrapped:
+                run = torch.compile(net, backend="aot_eager", fullgraph=True)
+            else:
+                net.compile(backend="aot_eager")
+                run = net
+            for _ in range(5):
+                optimizer.zero_grad()
+                run(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+        return watch
+
+    with pytest.warns(CoverageWarning, match=r"compiled after watch\(\) began") as said:
+        watch = loop()
+    assert len(said) == 1
+    seen = np.isfinite(watch.run["gradients/norm"].values)
+    assert seen.all(axis=1).tolist() == [False, True, True]
+    assert not seen[0].any()
+    assert np.isfinite(watch.run["parameter_gradients/norm"].values).all()
+    assert torch._dynamo.utils.counters["graph_break"] == {}

@@ -15,16 +15,16 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = """
 import json, sys, torch
 from keelscope import kernel
-from keelscope.board import Board
+from keelscope.board import Board, gather
 from keelscope.statistics import MEAN, MOMENTS, NORM, RMS, VARIANCE
 assert kernel.__file__.startswith(sys.argv[1]), kernel.__file__
 torch.manual_seed(0)
 x = 100 + torch.randn(3, 5000)
-packed = kernel.moments(x)
-print(json.dumps([kernel.is_compiled(), packed is not None]))
 board = Board()
-source, terms, index = board.put(MOMENTS, (x,))
-print(json.dumps([float(s.of(board.fetch()[source, terms][index])) for s in (MEAN, NORM, RMS, VARIANCE)]))
+slot = board.put(MOMENTS, (x,))
+print(json.dumps([kernel.is_compiled(), isinstance(slot, bytes)]))
+(terms,) = gather([slot], MOMENTS, board.fetch())
+print(json.dumps([float(s.of(terms)) for s in (MEAN, NORM, RMS, VARIANCE)]))
 """
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 import keelscope as ks
 from keelscope import kernel, models
+from keelscope.kernel import Routine
 from keelscope.statistics import MOMENTS, SQUARES
 from keelscope_probes.gradients import _late_tokens_of
 
@@ -31,8 +32,14 @@ def numbers_of(packed: bytes | None) -> np.ndarray:
     return np.frombuffer(packed)
 
 
+def run(routine, x):
+    (found,) = kernel.measure_all(routine, [x])
+    assert kernel.measure(kernel.program([("it", routine)]), x) == (None if found is None else {"it": found})
+    return None if found is None else np.frombuffer(found)
+
+
 def check_moments(x: torch.Tensor) -> None:
-    got, expected = numbers_of(kernel.moments(x)), MOMENTS.of(x).numpy()
+    got, expected = run(Routine.MOMENTS, x), MOMENTS.of(x).numpy()
     size = np.nan_to_num(expected[3], posinf=0.0)
     slack = np.array([0, size, len(x) * size**2, 0, 0, 0]) * 1e-13
     assert np.array_equal(np.isnan(got), np.isnan(expected)), (got, expected)
@@ -66,10 +73,10 @@ def test_moments_of_random_numbers(dtype, count):
 def test_no_precision_is_lost_to_a_large_mean_or_a_first_entry_far_away():
     noise = torch.randn(1 << 20, dtype=torch.float64)
     far = 1e6 + noise
-    assert numbers_of(kernel.moments(far))[2] == pytest.approx(float((noise - noise.mean()).square().sum()), rel=1e-9)
+    assert run(Routine.MOMENTS, far)[2] == pytest.approx(float((noise - noise.mean()).square().sum()), rel=1e-9)
     noise[0] = 1e10
-    assert numbers_of(kernel.moments(noise))[2] == pytest.approx(float((noise - noise.mean()).square().sum()), rel=1e-9)
-    assert numbers_of(kernel.moments(torch.full((5000,), 0.1)))[2] == 0.0
+    assert run(Routine.MOMENTS, noise)[2] == pytest.approx(float((noise - noise.mean()).square().sum()), rel=1e-9)
+    assert run(Routine.MOMENTS, torch.full((5000,), 0.1))[2] == 0.0
 
 
 @compiled
@@ -81,14 +88,14 @@ def test_every_half_precision_number_is_read_right(bits):
         for x in patterns.view(dtype).split(1 << 10):
             check_moments(x)
             expected = SQUARES.of(x).numpy()
-            assert numbers_of(kernel.squares([x])[0]) == pytest.approx(expected, rel=1e-12, nan_ok=True)
+            assert run(Routine.SQUARES, x) == pytest.approx(expected, rel=1e-12, nan_ok=True)
 
 
 @compiled
 @given(st.lists(st.tuples(dtypes, entries), max_size=5))
 def test_squares_are_those_of_torch(many):
     tensors = [torch.tensor(values, dtype=torch.float64).to(dtype) for dtype, values in many]
-    for got, x in zip(kernel.squares(tensors), tensors, strict=True):
+    for got, x in zip(kernel.measure_all(Routine.SQUARES, tensors), tensors, strict=True):
         assert numbers_of(got) == pytest.approx(SQUARES.of(x).numpy(), rel=1e-9, nan_ok=True)
 
 
@@ -96,9 +103,10 @@ def test_squares_are_those_of_torch(many):
 @given(dtypes, st.integers(1, 3), st.integers(1, 5), st.integers(1, 4), st.data())
 def test_late_tokens_are_those_of_torch(dtype, batch, length, width, data):
     size = batch * length * width
-    values = data.draw(st.lists(st.one_of(st.just(0.0), numbers), min_size=size, max_size=size))
+    squarable = numbers.filter(lambda value: not 0 < abs(value) < 1 / LARGEST)
+    values = data.draw(st.lists(st.one_of(st.just(0.0), squarable), min_size=size, max_size=size))
     x = torch.tensor(values, dtype=torch.float64).to(dtype).reshape(batch, length, width)
-    got = numbers_of(kernel.late_tokens(x))
+    got = run(Routine.LATE_TOKENS, x)
     assert got == pytest.approx(_late_tokens_of(x).numpy(), rel=1e-9, abs=1e-9, nan_ok=True)
 
 
@@ -116,23 +124,35 @@ def test_late_tokens_are_those_of_torch(dtype, batch, length, width, data):
     ids=["transposed", "complex", "negated", "sparse", "unwritten", "meta", "float8"],
 )
 def test_other_tensors_are_left_to_torch(x):
-    assert kernel.moments(x) is None
-    assert kernel.squares([x]) == [None]
+    assert [run(routine, x) for routine in Routine] == [None] * 3
 
 
 @compiled
 def test_some_of_many_may_be_left_to_torch():
     plain, sparse = torch.ones(2), torch.eye(3).to_sparse()
-    first, second, third = kernel.squares([plain, sparse, plain * 2])
+    first, second, third = kernel.measure_all(Routine.SQUARES, [plain, sparse, plain * 2])
     assert (numbers_of(first).tolist(), second, numbers_of(third).tolist()) == ([2, 2], None, [2, 8])
 
 
 @compiled
+def test_what_has_no_tokens_is_left_to_torch():
+    both = kernel.program([("moments", Routine.MOMENTS), ("tokens", Routine.LATE_TOKENS)])
+    assert kernel.measure(both, torch.ones(2, 3)) is None
+    assert kernel.measure(both, torch.ones(2, 0, 3)) is None
+    assert set(kernel.measure(both, torch.ones(2, 1, 3))) == {"moments", "tokens"}
+
+
+@compiled
 def test_wrong_arguments_are_refused():
-    with pytest.raises(TypeError, match="expected 3 arguments, got 2"):
-        kernel._native.moments(0, 0)
-    with pytest.raises(ValueError, match="no kind of entry has the number 9"):
-        kernel._native.squares(0, 9, 1)
+    with pytest.raises(TypeError, match="a tuple, and a tensor"):
+        kernel._native.measure(0, torch.ones(1))
+    with pytest.raises(TypeError, match="a list of tensors"):
+        kernel._native.measure_all(0, torch.ones(1))
+    with pytest.raises(ValueError, match="no routine has the number 9"):
+        kernel._native.measure_all(9, [torch.ones(1)])
+    with pytest.raises(TypeError, match="expected 7 arguments, got 0"):
+        kernel._native.prepare()
+    assert kernel.measure_all(Routine.MOMENTS, [1.0]) == [None]
 
 
 def record(folder, name):

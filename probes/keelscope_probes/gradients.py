@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from keelscope import kernel
+from keelscope.kernel import Routine
 from keelscope.probe import Tap, TensorProbe
 from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, Terms
 
@@ -42,7 +42,7 @@ _LATE_TOKENS = Terms(
     ("logs", "positive", "zeros"),
     _late_tokens_of,
     np.add,
-    packed=kernel.late_tokens,
+    routine=Routine.LATE_TOKENS,
     rescale=_shifted,
 )
 

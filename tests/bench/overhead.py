@@ -1,73 +1,68 @@
 """What watching costs: paired steps in one process, bare and watched in turn, with an A/A control.
 
-Run by ``make bench``, which rewrites docs/benchmarks.md. CPU time of one thread; the ratio of the 10th percentiles and
-of the medians over the pairs. Tiles have the block shape of a large model and few blocks, so that many pairs fit.
+Run by ``make bench``, which rewrites its part of docs/benchmarks.md. CPU time of the process on one thread (the thread
+that writes the run file included); ratios of the 10th percentiles and of the medians.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch.nn import functional as F
+from machine import described, growth, page_of, processes, wholes
+from peers import PEERS
+from workloads import WORKLOADS, Training, Workload
 
 import keelscope as ks
-from keelscope import models
+from keelscope import kernel
+from keelscope.probe import resolve_probes
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-DASHBOARD = "<!-- dashboard -->"  # where the part that dashboard.py writes begins
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """One model shape."""
-
-    name: str
-    doc: str
-    depth: int
-    width: int
-    batch: int
-    length: int
+Attach = Callable[[Training], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Watched over bare, from paired CPU times."""
+    """Watched over bare."""
 
     low: float
     median: float
     mean: float
-    """Total over total: with ``every=10`` the only one of the three that sees the recorded steps."""
+    """Total over total: where only some steps are recorded, the only one that sees them."""
+    wall: float
     extra_ms: float
+    size: float
+    """Bytes of the run file per recorded step."""
 
 
-WORKLOADS = (
-    Workload("W1 tile", "4 blocks (8 sub-layers), d=128, 4 heads, T=64, B=4", 8, 128, 4, 64),
-    Workload("W3 tile", "10 blocks (20 sub-layers), d=64, 4 heads, T=32, B=1", 20, 64, 1, 32),
-)
+def watched(name: str = "", *, each: str = "", compiled: bool = True, **options: object) -> Attach:
+    """A watch writing to a file, as users run it; `each` names probes that record on every recorded step here."""
 
+    @contextmanager
+    def attach(training: Training) -> Iterator[object]:
+        chosen = dict(options)
+        if name:
+            chosen["sites"] = lambda _, module: type(module).__name__ == name or "Norm" in type(module).__name__
+        if each:
+            chosen["probes"] = [replace(probe, every=1) for probe in resolve_probes(each)]
+        native = kernel._native
+        if not compiled:
+            kernel._native = None
+        with tempfile.TemporaryDirectory() as folder:
+            session = ks.watch(training.model, f"{folder}/run.h5", optimizer=training.optimizer, **chosen)
+            with session:
+                yield session
+            kernel._native = native
+            training.size = session.path.stat().st_size
 
-class Training:
-    """One model and one fixed batch; `step` is a whole training step."""
-
-    def __init__(self, workload: Workload) -> None:
-        self.model = models.build("pre_ln", depth=workload.depth, width=workload.width, heads=4, vocabulary=256)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.tokens = torch.randint(0, 256, (workload.batch, workload.length + 1))
-
-    def step(self) -> None:
-        logits = self.model(self.tokens[:, :-1])
-        F.cross_entropy(logits.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+    return attach
 
 
 @contextmanager
@@ -75,120 +70,100 @@ def bare(_: Training) -> Iterator[None]:
     yield
 
 
-def watched(**options: object) -> Callable[[Training], object]:
-    """A watch writing to a file, as users run it."""
-
-    @contextmanager
-    def attach(training: Training) -> Iterator[None]:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            ks.watch(training.model, f"{folder}/run.h5", optimizer=training.optimizer, **options),
-        ):
-            yield
-
-    return attach
+EVERYTHING = "default,norms,sublayers,inputs,updates,tokens,attention"
 
 
-@contextmanager
-def naive(training: Training) -> Iterator[None]:
-    """The hooks people write first: six statistics with ``.item()`` per leaf, forward and full backward."""
-    handles = []
-    for module in training.model.modules():
-        if not any(module.children()):
-            handles.append(module.register_forward_hook(lambda m, i, o: _six(o)))
-            handles.append(module.register_full_backward_hook(lambda m, i, o: _six(o[0])))
-    yield
-    for handle in handles:
-        handle.remove()
+def variants(workload: Workload) -> dict[str, Attach]:
+    """What is measured on a workload."""
+    found: dict[str, Attach] = {
+        "A/A control": bare,
+        "blocks and norms": watched(workload.blocks),
+        "default sites": watched(),
+        "default sites, every=10": watched(every=10),
+        "default sites, steps not recorded": watched(every=1000),
+    }
+    if workload.name == "W5":
+        return found
+    found |= {
+        "every leaf": watched(sites="leaves"),
+        "blocks and norms, torch": watched(workload.blocks, compiled=False),
+    }
+    if workload.name in {"W1", "W2", "W3"}:
+        found |= {
+            "norms alone, on its step": watched(each="norms"),
+            "sublayers alone, on its step": watched(each="sublayers"),
+        }
+    if workload.name in {"W1", "W3"}:
+        found["all but jacobians"] = watched(probes=EVERYTHING)
+        found |= PEERS
+    return found
 
 
-def _six(tensor: object) -> None:
-    if isinstance(tensor, torch.Tensor):
-        t = tensor.detach().float()
-        for value in (t.mean(), t.var(), t.norm(), t.abs().max(), (t == 0).float().mean(), t.isfinite().all()):
-            value.item()
-
-
-VARIANTS: dict[str, Callable[[Training], object]] = {
-    "A/A control": bare,
-    "default probes, every step": watched(),
-    "default probes, every=10": watched(every=10),
-    'default probes, sites="leaves"': watched(sites="leaves"),
-    "naive .item() hooks, every leaf": naive,
-}
-
-
-def measure(workload: Workload, attach: Callable[[Training], object], pairs: int) -> Ratio:
+def measure(workload: Workload, attach: Attach, pairs: int) -> Ratio:
     """Interleave bare and instrumented steps of two equal trainings."""
-    torch.manual_seed(0)
-    plain, probed = Training(workload), Training(workload)
+    trainings = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        trainings.append(Training(workload.model(), workload.batch()))
     times: tuple[list[float], list[float]] = ([], [])
-    with attach(probed):  # type: ignore[attr-defined]
+    walls: tuple[list[float], list[float]] = ([], [])
+    with attach(trainings[1]):
         for pair in range(-5, pairs):
             for which in (0, 1) if pair % 2 else (1, 0):
-                start = time.thread_time()
-                (plain, probed)[which].step()
+                start, wall = time.process_time(), time.perf_counter()
+                trainings[which].step()
                 if pair >= 0:
-                    times[which].append(time.thread_time() - start)
-    return _ratio(*times)
+                    times[which].append(time.process_time() - start)
+                    walls[which].append(time.perf_counter() - wall)
+    return ratio(times, walls, trainings[1].size / (pairs + 5))
 
 
-def _ratio(bare_times: list[float], probed_times: list[float]) -> Ratio:
-    low = statistics.quantiles(probed_times, n=10)[0] / statistics.quantiles(bare_times, n=10)[0]
-    pairs = sorted(b / a for a, b in zip(bare_times, probed_times, strict=True))
-    extra = statistics.mean(probed_times) - statistics.mean(bare_times)
-    mean = sum(probed_times) / sum(bare_times)
-    return Ratio(low, statistics.median(pairs), mean, 1e3 * extra)
+def ratio(times: tuple[list[float], list[float]], walls: tuple[list[float], list[float]], size: float) -> Ratio:
+    tenth = [sorted(several)[len(several) // 10] for several in times]
+    middle = [statistics.median(several) for several in times]
+    return Ratio(
+        low=tenth[1] / tenth[0],
+        median=middle[1] / middle[0],
+        mean=sum(times[1]) / sum(times[0]),
+        wall=statistics.median(walls[1]) / statistics.median(walls[0]),
+        extra_ms=1e3 * (tenth[1] - tenth[0]),
+        size=size,
+    )
 
 
-def table(pairs: int) -> str:
+def table(pairs: int, only: str) -> str:
     """The markdown table of all workloads and variants."""
     lines = [
-        "| workload | variant | p10 ratio | median ratio | mean ratio | extra ms per step |",
-        "|---|---|---|---|---|---|",
+        "| tile | watched | CPU p10 | CPU median | CPU mean | wall median | extra ms | bytes per step |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for workload in WORKLOADS:
-        for name, attach in VARIANTS.items():
-            r = measure(workload, attach, pairs)
-            print(f"{workload.name}: {name}: {r.low:.3f} {r.median:.3f} {r.mean:.3f}", flush=True)
-            lines.append(
-                f"| {workload.name} | {name} | {r.low:.2f} | {r.median:.2f} | {r.mean:.2f} | {r.extra_ms:.2f} |"
-            )
+        for name, attach in variants(workload).items() if only in workload.name else ():
+            try:
+                r = measure(workload, attach, max(10, int(pairs * workload.pairs)))
+            except Exception as error:  # a peer that cannot run is said to be so
+                print(f"{workload.name}: {name}: {type(error).__name__}: {error}", file=sys.stderr)
+                lines.append(f"| {workload.name} | {name} | does not run: {type(error).__name__} | | | | | |")
+                continue
+            size = f"{r.size:,.0f}" if r.size else ""
+            figures = " | ".join(f"{x:.2f}" for x in (r.low, r.median, r.mean, r.wall, r.extra_ms))
+            lines.append(f"| {workload.name} | {name} | {figures} | {size} |")
+            print(lines[-1], flush=True)
     return "\n".join(lines)
-
-
-def machine() -> str:
-    """Processor, cores and versions."""
-    info = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
-    cpu = names[0] if names else platform.processor()
-    return f"{cpu}, {len(names)} cores, 1 thread used; Python {platform.python_version()}, torch {torch.__version__}"
-
-
-def page(pairs: int) -> str:
-    shapes = "\n".join(f"- **{w.name}**: {w.doc}, forward + cross-entropy + backward + AdamW" for w in WORKLOADS)
-    return f"""# Benchmarks
-
-What watching costs, regenerated by `make bench`: bare and watched training steps in turn, in one process,
-{pairs} pairs, CPU time of the training thread. The run file is written. The A/A control pairs two bare trainings: what
-it differs from 1 by cannot be resolved. No CUDA device was at hand; costs on a GPU are not measured.
-
-Machine: {machine()}.
-
-{shapes}
-
-{table(pairs)}
-
-Watching every step costs most where tensors are small, because each observation is a handful of torch operations
-whatever its size. With `every=10` nine of ten steps carry no hooks, so low quantiles and the median show the bare step
-and the mean shows what is paid in all.
-"""
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=150)
+    parser.add_argument("--pairs", type=int, default=100)
+    parser.add_argument("--only", default="", help="part of a workload's name; prints, and writes nothing")
+    parser.add_argument("--report-steps", type=int, default=100_000)
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    told = PAGE.read_text() if PAGE.exists() else ""
-    dashboard = told[told.find(DASHBOARD) :] if DASHBOARD in told else ""
-    PAGE.write_text("\n".join(part for part in (page(parser.parse_args().pairs), dashboard) if part))
+    measured = table(arguments.pairs, arguments.only)
+    if not arguments.only:
+        parts = [measured, *["Not measured yet."] * 3]
+        page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+        later = (wholes, growth, lambda: processes(arguments.report_steps))
+        for place, part in enumerate((None, *later)):
+            parts[place] = part() if part else measured
+            page.write_text(page_of(page.read_text(), described(), WORKLOADS, arguments.pairs, parts))

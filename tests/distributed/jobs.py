@@ -298,7 +298,7 @@ def unwatched_and_watched(how: str, steps: int = 20):
     def build() -> nn.Module:
         return sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
 
-    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=5)
+    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=10)
 
 
 def only_the_first_watches(how: str):
@@ -306,9 +306,9 @@ def only_the_first_watches(how: str):
     return train(model, clip=0.5, **({"probes": LITTLE} if dist.get_rank() == 0 else {}))
 
 
-def to_file(path: str, how: str, probes: tuple[str, ...] = PROBES):
+def to_file(path: str, how: str):
     model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
-    return train(model, probes=probes, path=path)
+    return train(model, probes=LITTLE, path=path)
 
 
 def accelerated(path: str):

@@ -6,8 +6,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from keelscope import distributed
 from keelscope.distributed import Ranks
@@ -18,22 +16,15 @@ WHOLE = ["kurtosis", "jacobian_gain_quantile", "minimum", "ratio"]
 """Statistics that ranks cannot put together."""
 
 
-@st.composite
-def meshes(draw):
-    """Sizes of a mesh, and for each of some parameters the dimensions of it that it is split over."""
-    sizes = tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
-    splits = st.frozensets(st.integers(0, len(sizes) - 1))
-    return sizes, draw(st.lists(splits, min_size=1, max_size=3))
-
-
-@given(meshes())
-def test_every_entry_is_recorded_once(drawn):
-    sizes, parameters = drawn
-    ranks = np.arange(np.prod(sizes)).reshape(sizes)
-    for split in parameters:
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_every_entry_is_recorded_once(dims):
+    """On every mesh of up to three ranks along each dimension, for a parameter split over any of them."""
+    for sizes, is_split in product(product((1, 2, 3), repeat=dims), product((False, True), repeat=dims)):
+        ranks = np.arange(np.prod(sizes)).reshape(sizes)
+        split = {dim for dim in range(dims) if is_split[dim]}
         recorded = []
         for place in product(*map(range, sizes)):
-            groups = {along(ranks, place, {dim}) for dim in range(len(sizes))}
+            groups = {along(ranks, place, {dim}) for dim in range(dims)}
             if distributed._counted(int(ranks[place]), along(ranks, place, split), groups):
                 recorded.append(tuple(at for dim, at in enumerate(place) if dim in split))
         assert sorted(recorded) == sorted(product(*(range(size) for dim, size in enumerate(sizes) if dim in split)))

@@ -1,0 +1,174 @@
+"""Whole models, growth with depth, and processes: what tiles do not show; and the page that all of it goes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from longrun import write_run
+from workloads import WORKLOADS, Stack, Training, Workload, tokens
+
+import keelscope as ks
+from keelscope import kernel
+
+__all__ = ["described", "growth", "page_of", "processes", "wholes"]
+
+DASHBOARD = "<!-- dashboard -->"  # where the part that dashboard.py writes begins
+DEPTHS = (32, 128, 512, 2048)
+
+
+def wholes() -> str:
+    """Full-size models, each in a process of its own: CPU per step and peak memory."""
+    lines = [
+        "| model | CPU per step, bare | watched | every=10, mean | peak memory, bare | watched | first recorded step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for workload in (w for w in WORKLOADS if w.whole is not None):
+        found = {mode: _in_process(workload.name, mode) for mode in ("bare", "watched", "every=10")}
+        times = [found["bare"]["step"], found["watched"]["step"], found["every=10"]["mean"]]
+        peaks = [f"{found[mode]['peak_mb']:,.0f} MB" for mode in ("bare", "watched")]
+        cells = [workload.name, *(f"{t:.2f} s" for t in times), *peaks, f"{found['watched']['first']:.1f} s"]
+        lines.append(f"| {' | '.join(cells)} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def _in_process(name: str, mode: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, name, mode], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def whole(name: str, mode: str) -> dict[str, float]:
+    """Train a full-size model for some steps in this process."""
+    torch.manual_seed(0)
+    workload = next(w for w in WORKLOADS if w.name == name)
+    training = Training(workload.whole(), workload.batch())
+    steps, every = (12, 10) if mode == "every=10" else (6, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"optimizer": training.optimizer, "every": every}
+        with nullcontext() if mode == "bare" else ks.watch(training.model, f"{folder}/run.h5", **options):
+            times = [_cpu(training.step) for _ in range(steps)]
+    middle = statistics.median(times[2:])
+    recorded = times[10] if mode == "every=10" else middle  # steps 0 and 10 are recorded; 0 also looks at the graph
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"step": middle, "mean": (9 * middle + recorded) / 10, "peak_mb": peak, "first": times[0]}
+
+
+def _cpu(step: Callable[[], None]) -> float:
+    start = time.process_time()
+    step()
+    return time.process_time() - start
+
+
+def growth() -> str:
+    """Extra CPU of a recorded step against depth, and against the number of steps recorded before."""
+    extras = [_extra(blocks) for blocks in DEPTHS]
+    exponent = float(np.polyfit(np.log(DEPTHS), np.log(extras), 1)[0])
+    lines = ["| sub-layers | extra CPU per recorded step |", "|---|---|"]
+    lines += [f"| {2 * n:,} | {1e3 * extra:.1f} ms |" for n, extra in zip(DEPTHS, extras, strict=True)]
+    early, late = _early_and_late()
+    lines += [
+        "",
+        f"The exponent of the line through them is {exponent:.2f} (1 is linear). Watching a step takes "
+        f"{early:.2f} ms of CPU among the first recorded steps and {late:.2f} ms after 1,500.",
+    ]
+    print("\n".join(lines), flush=True)
+    return "\n".join(lines)
+
+
+def _extra(blocks: int) -> float:
+    """Seconds of CPU that watching adds to a step of a narrow model."""
+    plain, probed = (Training(Stack(blocks, 16, 2), tokens(1, 8, 256)()) for _ in range(2))
+    times: tuple[list[float], list[float]] = ([], [])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ks.watch(probed.model, f"{folder}/run.h5", optimizer=probed.optimizer),
+    ):
+        for pair in range(6):
+            for which, training in enumerate((plain, probed)):
+                spent = _cpu(training.step)
+                if pair > 1:
+                    times[which].append(spent)
+    return min(times[1]) - min(times[0])
+
+
+def _early_and_late() -> tuple[float, float]:
+    """Median ``watch_ms`` of steps 20 to 320, and of the last 300 of 1,800."""
+    training = Training(Stack(2, 16, 2), tokens(1, 8, 256)())
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ks.watch(training.model, f"{folder}/run.h5", optimizer=training.optimizer) as session,
+    ):
+        for _ in range(1800):
+            training.step()
+        spent = session.run["scalars/watch_ms"].values
+    return float(np.median(spent[20:320])), float(np.median(spent[1500:]))
+
+
+def processes(steps: int) -> str:
+    """CPU and wall time of whole processes, the best of five."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = write_run(Path(folder) / "long.h5", 1024, steps)
+        found = {
+            "`import keelscope`": (_best("-c", "import keelscope"), "< 0.3 s"),
+            "`keelscope --help`": (_best("-m", "keelscope", "--help"), "< 0.5 s"),
+            f"`keelscope report` of 1,024 layers, {steps:,} steps": (
+                _best("-m", "keelscope", "report", run),
+                "< 1.5 s",
+            ),
+        }
+    lines = ["| process | CPU | wall | target |", "|---|---|---|---|"]
+    lines += [f"| {name} | {cpu:.2f} s | {wall:.2f} s | {target} |" for name, ((cpu, wall), target) in found.items()]
+    print("\n".join(lines), flush=True)
+    return "\n".join(lines)
+
+
+def _best(*arguments: object) -> tuple[float, float]:
+    """Seconds of CPU and of wall time."""
+    cpu, wall = [], []
+    for _ in range(5):
+        before, start = os.times(), time.perf_counter()
+        subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, check=False)
+        after = os.times()
+        wall.append(time.perf_counter() - start)
+        cpu.append(sum(after[2:4]) - sum(before[2:4]))
+    return min(cpu), min(wall)
+
+
+def described() -> str:
+    """Processor, cores, load and versions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "h5py", "transformers"))
+    kind = "compiled kernel" if kernel.is_compiled() else "torch operations only"
+    load = f"load average when it was made {os.getloadavg()[1]:.1f}"
+    cpu = names[0] if names else platform.processor()
+    return f"{cpu}, {len(names)} cores, 1 thread used; Python {platform.python_version()}, {packages}; {kind}; {load}"
+
+
+def page_of(told: str, machine: str, workloads: Iterable[Workload], pairs: int, parts: Sequence[str]) -> str:
+    """The page, with the part that dashboard.py writes left as it is."""
+    shapes = "\n".join(f"- **{w.name}**: {w.doc}." for w in workloads)
+    template = (Path(__file__).parent / "benchmarks.md.in").read_text()
+    values = {"pairs": pairs, "machine": machine, "shapes": shapes}
+    values |= dict(zip(("tiles", "wholes", "growth", "processes"), parts, strict=True))
+    dashboard = told[told.find(DASHBOARD) :] if DASHBOARD in told else ""
+    return template.format(**values) + ("\n" + dashboard if dashboard else "")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print(json.dumps(whole(*sys.argv[1:])))
