@@ -49,7 +49,7 @@ _TEXT = h5py.string_dtype()
 
 PACKED: Mapping[str, object] = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
 """Filters of a sealed file; every HDF5 reader knows them."""
-_PACKED_CHUNK, _PACKED_SITES = 2**18, 128
+_PACKED_CHUNK, _PACKED_SITES = 2**17, 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -544,3 +544,41 @@ def a_socket(path):
             server.bind(f"/proc/self/fd/{here}/{path.name}")
         finally:
             os.close(here)
+
+
+# What sealed files have beside the run
+
+
+@changing("/sessions is a link to somewhere else")
+def sessions_from_elsewhere(file):
+    del file["sessions"]
+    file["sessions"] = h5py.ExternalLink("/srv/other.h5", "/sessions")
+
+
+@changing("/sessions/rows keeps its data outside the file")
+def sessions_in_external_storage(file):
+    replace(file, "sessions/rows", shape=(1,), dtype="i8", external=[(SECRET, 0, 8)])
+
+
+@changing("declares|has .* entries")
+def a_trillion_sessions(file):
+    replace(file, "sessions/rows", shape=(2**40,), dtype="i8", chunks=(64,))
+
+
+@changing("do not fit each other")
+def sessions_that_do_not_fit(file):
+    replace(file, "sessions/rows", data=np.zeros(7, "i8"))
+
+
+# Parts beside a run, by what one of them is
+
+PARTS: dict[str, Maker] = {
+    "a_pipe": a_pipe,
+    "a_link_to_a_device": a_link_to_a_device,
+    "a_link_to_a_secret": a_link_to_a_secret,
+    "a_folder": a_folder,
+    "html": KINDS["html"][0],
+    "external_storage": external_storage,
+    "compression_bomb_in_steps": compression_bomb_in_steps,
+    "a_heap_without_end": a_heap_without_end,
+}

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from hostile_files import KINDS
+from hostile_files import KINDS, PARTS
 
 from keelscope.errors import NotARunFileError, RunFileError
 from keelscope.store.reader import open_run
@@ -220,6 +220,19 @@ except OSError as error:
     for folder in tmp_path.parents[:3]:
         folder.chmod(0o755)
     assert re.match(r"RunFileError .*(cannot be read|ermission denied)", python(script, path).stdout)
+
+
+@pytest.mark.parametrize("kind", PARTS)
+def test_a_hostile_part_beside_a_good_run_does_not_harm_it(good, tmp_path, kind):
+    (tmp_path / "keel.h5").write_bytes(good.read_bytes())
+    part = tmp_path / "keel.h5.parts" / "r00000.p0001.h5"
+    part.parent.mkdir()
+    part.write_bytes(good.read_bytes())
+    PARTS[kind](part)
+    with open_run(tmp_path / "keel.h5", isolated=True) as run:
+        assert run["gradients/norm"].values.shape == (20, 6)
+        assert all(harmless(note) for note in run.notes)
+        assert any(part.name in note for note in run.notes)
 
 
 def test_a_device():
