@@ -23,6 +23,7 @@ Peek: TypeAlias = Callable[[int, int], bytes]
 """Reads ``(place, size)`` of the bytes of a file."""
 
 _CHECKSUM = 4
+_SINGLY = 16
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
@@ -59,10 +60,11 @@ def read_block(dataset: h5py.Dataset, place: Sequence[slice], peek: Peek) -> NDA
     full = (*place, *(slice(None) for _ in dataset.shape[len(place) :]))
     ranges = [range(*part.indices(size)) for part, size in zip(full, dataset.shape, strict=True)]
     block = np.full([len(one) for one in ranges], dataset.fillvalue, dataset.dtype)
-    tiles = (_tiles(one, step) for one, step in zip(ranges, dataset.chunks, strict=True))
+    tiles = [_tiles(one, step) for one, step in zip(ranges, dataset.chunks, strict=True)]
+    find = _finder(dataset, math.prod(map(len, tiles)))
     for tile in itertools.product(*tiles) if block.size else ():
         offset, inside, target = zip(*tile, strict=True)
-        chunk = _chunk(dataset, offset, inside, peek)
+        chunk = _chunk(dataset, find(offset), inside, peek)
         if chunk is not None:
             block[target] = chunk
     return block
@@ -77,12 +79,20 @@ def _tiles(wanted: range, step: int) -> list[tuple[int, slice, slice]]:
     ]
 
 
+def _finder(dataset: h5py.Dataset, count: int) -> Callable[[tuple[int, ...]], h5py.h5d.StoreInfo | None]:
+    """Where the chunk at an offset lies. HDF5 goes through its whole index for each, so many are looked up at once."""
+    if count <= _SINGLY:
+        return dataset.id.get_chunk_info_by_coord  # type: ignore[no-any-return]
+    found: dict[tuple[int, ...], h5py.h5d.StoreInfo] = {}
+    dataset.id.chunk_iter(lambda info: found.__setitem__(info.chunk_offset, info))
+    return found.get
+
+
 def _chunk(
-    dataset: h5py.Dataset, offset: tuple[int, ...], inside: tuple[slice, ...], peek: Peek
+    dataset: h5py.Dataset, info: h5py.h5d.StoreInfo | None, inside: tuple[slice, ...], peek: Peek
 ) -> NDArray[np.generic] | None:
     """The wanted part of one chunk, None if it was never written."""
-    info = dataset.id.get_chunk_info_by_coord(offset)
-    if info.byte_offset is None:
+    if info is None or info.byte_offset is None:
         return None
     itemsize = dataset.dtype.itemsize
     content, shuffled = _unpacked(dataset, info, itemsize, peek)

@@ -226,4 +226,5 @@ def _strays(path: Path) -> list[str]:
         if find_writer(path.absolute(), rank) is Writer.GONE:
             notes += [f"r{rank:05d}.{kind}" for kind in ("lock", "json")]
     found = [name for name in notes if (parts_folder(path) / name).exists()]
-    return [*(draft.name for draft in stray_drafts(path)), *found]
+    made = sorted(file.name for file in parts_folder(path).glob("*.tmp"))  # they may be copies of rows: not removed
+    return [*(draft.name for draft in stray_drafts(path)), *found, *made]
