@@ -59,10 +59,8 @@ def gpt2(layers: int, vocabulary: int) -> nn.Module:
     hide_torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(
-        GPT2Config(n_layer=layers, vocab_size=vocabulary, n_positions=128, bos_token_id=0, eos_token_id=0, **dropped)
-    )
+    settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, vocab_size=vocabulary, n_positions=128, **settings))
 
 
 def resnet(depths: tuple[int, ...]) -> nn.Module:
