@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from keelscope.schedule import Schedule
     from keelscope.session import Watch, watch
     from keelscope.statistics import Statistic, Terms
+    from keelscope.store.pace import Pace
     from keelscope.store.reader import Run, open_run
     from keelscope.store.series import Series
 
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KeelscopeError",
+    "Pace",
     "Probe",
     "Report",
     "Run",
@@ -43,6 +45,7 @@ __all__ = [
 
 _HOMES = {
     "KeelscopeError": "errors",
+    "Pace": "store.pace",
     "Probe": "probe",
     "Report": "diagnosis",
     "Run": "store.reader",

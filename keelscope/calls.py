@@ -58,6 +58,8 @@ class ParameterRecord:
     """``.grad`` at the end of the last backward pass before its optimizer stepped."""
     stepped: bool = False
     weight: TermSlots | None = None
+    used: TermSlots | None = None
+    """``.grad`` when its optimizer began to step."""
     update: TermSlots | None = None
 
     def gradient(self) -> Sequence[TermSlots]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from types import FunctionType
 
 from torch import nn
+
+from keelscope.instances import living
 
 __all__ = ["is_compiled"]
 
@@ -40,6 +41,5 @@ def _is_wrapped(model: nn.Module) -> bool:
     if dynamo is None:
         return False
     ours = {id(module) for module in model.modules()}
-    wrappers = [found for found in gc.get_objects() if issubclass(type(found), dynamo.OptimizedModule)]
-    inner = (wrapper._modules.get("_orig_mod") for wrapper in wrappers)
+    inner = (wrapper._modules.get("_orig_mod") for wrapper in living(dynamo.OptimizedModule))
     return any(not ours.isdisjoint(map(id, module.modules())) for module in inner if module is not None)

@@ -18,6 +18,11 @@ from keelscope.store.schema import CoverageEntry
 
 __all__ = ["Coverage", "Seen", "coverage_table"]
 
+_UNSUMMED = (
+    "The ranks hold parts of its gradient that were not added up when the optimizer began; the norm of a sum cannot be "
+    "told from them."
+)
+_REPLACED = "The module has another parameter in its place since: call watch() after fully_shard() and the like."
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -60,6 +65,8 @@ class Seen:
     """Whether any backward pass was seen."""
     partly: Mapping[int, str] = field(default_factory=dict)
     """Identity of observed modules of which something is missing -> what, and why."""
+    unsummed: Container[int] = ()
+    """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -114,16 +121,27 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
     path, parameter = watched.site.path, watched.parameter
     if seen.parameters is not None and id(parameter) in seen.parameters:
         return CoverageEntry(path, "parameter", "observed")
+    out_of_sight = _out_of_sight(watched, seen)
+    if out_of_sight:
+        return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
     if not parameter.requires_grad:
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")
-    if not seen.backward:
-        return CoverageEntry(path, "parameter", "no_backward", "No backward pass was seen.")
-    status, reason = _gradientless(watched, plan.everything, seen)
+    status, reason = "no_backward", "No backward pass was seen."
+    if seen.backward:
+        status, reason = _gradientless(watched, plan.everything, seen)
     return CoverageEntry(path, "parameter", status, reason)
+
+
+def _out_of_sight(watched: WatchedParameter, seen: Seen) -> str:
+    """Why the gradient of a parameter could not be seen although there may be one; empty if it could."""
+    if id(watched.parameter) in seen.unsummed:
+        return _UNSUMMED
+    now = watched.owner._parameters.get(watched.site.path.rpartition(".")[2])
+    return _REPLACED if watched.parameter.requires_grad and now is not watched.parameter and now is not None else ""
 
 
 def _gradientless(

@@ -14,6 +14,7 @@ from keelscope import kernel
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
+from keelscope.entries import on_this_rank
 from keelscope.kernel import Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
@@ -161,13 +162,16 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
     Returns:
         Where the terms are; nothing of a probe that fails or has nothing to say.
     """
-    packed = kernel.measure(work.program, tensors[0]) if work.program and len(tensors) == 1 else None
+    own = on_this_rank(tensors)
+    if own is None:
+        return {}
+    packed = kernel.measure(work.program, own[0]) if work.program and len(own) == 1 else None
     slots: TermSlots = {} if packed is None else packed  # type: ignore[assignment]
     for task in work.tasks if packed is None else work.beside:
         try:
-            view: Tensors | None = tensors
+            view: Tensors | None = own
             if not task.sees_everything:
-                view = task.probe.view(tuple(tensor.detach() for tensor in tensors), module)
+                view = task.probe.view(tuple(tensor.detach() for tensor in own), module)
             if view is not None:
                 for key in task.keys:
                     slots[key] = board.put(key[1], view)

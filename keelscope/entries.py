@@ -14,7 +14,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["blocks", "constant", "implicit_zeros", "is_measurable", "local_shard", "plainly", "stored"]
+__all__ = [
+    "blocks",
+    "constant",
+    "implicit_zeros",
+    "is_measurable",
+    "is_unsummed",
+    "local_shard",
+    "on_this_rank",
+    "plainly",
+    "stored",
+]
 
 _CACHED_BLOCK = 1 << 18
 _DEVICE_BLOCK = 1 << 24
@@ -27,7 +37,8 @@ def is_measurable(tensor: Tensor) -> bool:
         tensor: any tensor.
 
     Returns:
-        False for integer, boolean, quantised, meta and fake tensors, and inside functorch transforms.
+        False for integer, boolean, quantised, meta and fake tensors, for sums that the ranks have not added up yet, and
+        inside functorch transforms.
 
     Example:
         >>> is_measurable(torch.ones(2)), is_measurable(torch.ones(2, dtype=torch.int64))
@@ -35,7 +46,7 @@ def is_measurable(tensor: Tensor) -> bool:
     """
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.is_meta:
         return False
-    if type(tensor) is not Tensor and hasattr(tensor, "fake_mode"):
+    if type(tensor) is not Tensor and (hasattr(tensor, "fake_mode") or is_unsummed(tensor)):
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
@@ -75,6 +86,25 @@ def _stored_otherwise(values: Tensor) -> Tensor:
 def local_shard(tensor: Tensor) -> Tensor:
     """The part of a distributed tensor that lies on this rank; every other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def on_this_rank(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """What lies here of tensors that may be distributed, so that nothing done with them waits for other ranks.
+
+    Args:
+        tensors: any tensors.
+
+    Returns:
+        Ordinary tensors; None if one is a sum that the ranks have not added up yet.
+    """
+    if all(type(tensor) is Tensor for tensor in tensors):
+        return tensors
+    return None if any(map(is_unsummed, tensors)) else tuple(map(local_shard, tensors))
+
+
+def is_unsummed(tensor: Tensor) -> bool:
+    """Whether a distributed tensor is the sum of what lies on the ranks."""
+    return any(placement.is_partial() for placement in getattr(tensor, "placements", ()))
 
 
 def implicit_zeros(tensor: Tensor) -> int:

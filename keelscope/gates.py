@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
-from keelscope.entries import constant, is_measurable, stored
+from keelscope.entries import constant, is_measurable, on_this_rank, stored
 from keelscope.gateweights import flat_copies, from_parameter, pairs_of_output, stand_ins
 from keelscope.hooks import ModuleHooks
 from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
@@ -84,6 +84,12 @@ class GateHooks:
         if not self._is_settled:
             found |= {i for i, watched in enumerate(self._plan.parameters) if is_small(watched.parameter)}
         return sorted(i for i in found if i is not None)
+
+    @property
+    def indices(self) -> list[int]:
+        """Of each gate the index of the parameter that it is, -1 of those that depend on data or never change."""
+        own = (gate.parameter if gate.kind.startswith("learnable") else None for gate in self.gates)
+        return [self._indices.get(path or "", -1) for path in own]
 
     def begin(self) -> None:
         """Start a step."""
@@ -272,7 +278,9 @@ class GateHooks:
 
     @contained
     def _arrived(self, gate: ResidualGate, gradient: Tensor, board: Board) -> None:
-        self._put(Tap.GATE_GRADIENT, self._gradients, [gate], [gradient.detach()], board)
+        own = on_this_rank((gradient.detach(),))
+        if own is not None:
+            self._put(Tap.GATE_GRADIENT, self._gradients, [gate], own, board)
 
     def _put_all(self, gates: Sequence[ResidualGate], pairs: Tensor, board: Board) -> None:
         """Weights and slopes ``[gate, entry, 2]`` of several gates."""

@@ -10,14 +10,17 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.store.destination import check_exists, is_left
 from keelscope.store.memory import MemoryWriter
+from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.schema import Row, RunLayout
 from keelscope.store.writer import RunWriter
@@ -37,18 +40,22 @@ class Journal:
     Args:
         path: run file, or None to keep the run in memory.
         exists: what to do if the file exists, see `keelscope.store.writer.RunWriter`.
-        layout: makes the layout from the scalar names when the first row is written.
+        pace: when rows are written.
     """
 
-    def __init__(self, path: str | Path | None, exists: str, layout: Callable[[tuple[str, ...]], RunLayout]) -> None:
-        self._path, self._exists, self._layout = path, exists, layout
+    layout: Callable[[tuple[str, ...]], RunLayout]
+    """Makes the layout from the scalar names when the first row is written."""
+
+    def __init__(self, path: str | Path | None, exists: str, pace: Pace | None = None) -> None:
+        self._path, self._exists, self._pace = path, exists, pace
         self._writer: RunWriter | MemoryWriter | None = None
         self._values: dict[int, Values] = {}
         self._observed: dict[int, Mapping[str, NDArray[np.bool_]]] = {}
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
+        self._drawn: RunLayout
         self._written = -1
-        self._late = False
+        self._late = self._full = False
         self._opened: Run | None = None
         self._start = time.monotonic()
         self._clock: dict[int, float] = {}
@@ -63,8 +70,8 @@ class Journal:
         return step <= self._written or name in self._scalars.get(step, {})
 
     def takes(self, name: str) -> bool:
-        """Whether a scalar of that name can still be stored: a file's columns are fixed by its first row."""
-        return not self._known or name in self._known
+        """Whether a scalar of that name can still be stored: new names cost a part of the file each time."""
+        return not self._full or name in self._known
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         """Attach scalars to a step; too late for one that is written, which warns."""
@@ -89,7 +96,8 @@ class Journal:
             return
         for step in sorted(step for step in {*self._values, *self._scalars} if self._written < step < before):
             scalars = self._scalars.pop(step, {})
-            writer = self._writer or self._create(scalars)
+            writer = self._writer or self._create(step, scalars)
+            self._widen(writer, scalars)
             known = {name: value for name, value in scalars.items() if name in self._known}
             writer.append(
                 Row(step, self._clock.pop(step), self._values.pop(step, {}), known, self._observed.pop(step, {}))
@@ -124,17 +132,35 @@ class Journal:
         self._opened.refresh()
         return self._opened
 
-    def _create(self, scalars: Mapping[str, float]) -> RunWriter | MemoryWriter:
-        pending = (name for logged in self._scalars.values() for name in logged)
-        self._known = tuple(dict.fromkeys((*STANDARD_SCALARS, *scalars, *pending)))
-        layout = self._layout(self._known)
-        self._writer = MemoryWriter(layout) if self._path is None else self._file_or_memory(self._path, layout)
+    def _create(self, step: int, scalars: Mapping[str, float]) -> RunWriter | MemoryWriter:
+        self._known = (*STANDARD_SCALARS, *self._names(scalars, STANDARD_SCALARS))
+        drawn = self.layout(self._known)
+        self._drawn = replace(drawn, part=replace(drawn.part, first_step=step))
+        path = self._path
+        self._writer = MemoryWriter(self._drawn) if path is None else self._file_or_memory(path, self._drawn)
         return self._writer
+
+    def _widen(self, writer: RunWriter | MemoryWriter, scalars: Mapping[str, float]) -> None:
+        """Names that come late, all that are known of at once."""
+        if self._full or scalars.keys() <= set(self._known):
+            return
+        known = (*self._known, *self._names(scalars, self._known))
+        drawn = replace(self._drawn, scalars=known)
+        if writer.change(drawn):
+            self._known, self._drawn, self._opened = known, drawn, None
+        else:
+            self._full = True
+            message = f"{sorted(scalars.keys() - set(self._known))} are not recorded: too many names came late."
+            warnings.warn(message, RecordingWarning, stacklevel=4)
+
+    def _names(self, scalars: Mapping[str, float], known: Iterable[str]) -> list[str]:
+        pending = (name for logged in (scalars, *self._scalars.values()) for name in logged)
+        return [name for name in dict.fromkeys(pending) if name not in set(known)]
 
     def _file_or_memory(self, path: str | Path, layout: RunLayout) -> RunWriter | MemoryWriter:
         """A disk that fails when the first row is complete may not stop a training that runs."""
         try:
-            writer = RunWriter(path, layout, exists=self._exists)  # type: ignore[arg-type]
+            writer = self._open(path, layout)
         except (RunFileError, UsageError) as error:
             warnings.warn(
                 f"{error} The run is kept in memory instead: read it from watch.run before the process ends.",
@@ -145,6 +171,14 @@ class Journal:
         if writer.path.name != Path(path).name:
             _log.warning("keelscope: %s exists; this run is recorded to %s (watch.path)", path, writer.path.name)
         return writer
+
+    def _open(self, path: str | Path, layout: RunLayout) -> RunWriter:
+        try:
+            return RunWriter(path, layout, exists=self._exists, pace=self._pace)  # type: ignore[arg-type]
+        except RunExistsError:
+            if self._exists != "resume":
+                raise
+            return RunWriter(path, layout, pace=self._pace)  # another process came first: better apart than lost
 
     def _warn_late(self, step: int, scalars: Mapping[str, float]) -> None:
         if not self._late:
@@ -157,27 +191,29 @@ class Journal:
             )
 
 
-def check_destination(path: str | Path | None, exists: str) -> None:
+def check_destination(path: str | Path | None, exists: str, rank: int = 0) -> None:
     """Say at once, and not when the first row is complete, that a run file cannot be where the user wants it.
 
     Args:
         path: the run file, or None.
-        exists: ``"new"`` or ``"error"``.
+        exists: ``"new"``, ``"error"`` or ``"resume"``.
+        rank: the rank that will write.
 
     Raises:
         UsageError: if `exists` is another word, or `path` is a folder.
-        RunExistsError: if the file exists and may not.
+        RunExistsError: if the file exists and may not, or is to be resumed while another process writes it.
         RunFileError: if its folder cannot be made.
     """
-    if exists not in {"new", "error"}:
-        raise UsageError(f"exists= takes 'new' or 'error'; got {exists!r}.")
+    check_exists(exists)
     if path is None:
         return
     file = Path(path).expanduser()
     if file.is_dir():
         raise UsageError(f"{path} is a folder; give the name of a run file in it, such as {file / 'run.h5'}.")
-    if exists == "error" and file.exists():
+    if exists == "error" and not rank and file.exists():  # the file may be this launch's: other ranks learn it later
         raise RunExistsError(f"{path} exists; choose another name, or exists='new' for the next free one.")
+    if exists == "resume" and not is_left(file.absolute(), rank):
+        raise RunExistsError(f"{path} is still being written; end that process, or take exists='new'.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

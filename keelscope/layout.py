@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from keelscope.distributed import Ranks
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan, WatchedModule
+from keelscope.stacks import class_name
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
 
 __all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
@@ -35,6 +37,7 @@ _PROVENANCE: Mapping[Tap, Mapping[str, str]] = {
     Tap.GATE_GRADIENT: {"scale": _SCALE, "clip": "before clipping", "merge": "accumulated over the whole step"},
     Tap.ATTENTION: {"queries": "at most 64 of each sequence, evenly spaced", "merge": "over calls and micro-batches"},
     Tap.PARAMETER: {"when": "before the optimizer step"},
+    Tap.STEP_GRADIENT: {"clipped": "as the optimizer got it"},
     Tap.UPDATE: {"when": "after minus before the optimizer step"},
 }
 
@@ -101,7 +104,7 @@ def _completed(first: list[int], length: int) -> NDArray[np.intp]:
     return np.array([*first, *rest], dtype=np.intp)
 
 
-def draw_layout(
+def draw_layout(  # noqa: PLR0913 - what a layout is drawn from
     model: nn.Module,
     plan: SitePlan,
     probes: Sequence[Probe],
@@ -110,6 +113,7 @@ def draw_layout(
     *,
     title: str | Path | None,
     config: Mapping[str, object],
+    ranks: Ranks,
 ) -> RunLayout:
     """Everything but the scalars and the coverage of a run's layout.
 
@@ -121,16 +125,17 @@ def draw_layout(
         found: the axes that are no part of the plan.
         title: run name or path; its stem is kept, nothing of the folder.
         config: JSON values to store.
+        ranks: what this rank holds of the model.
 
     Returns:
         The layout, with neither scalars nor coverage.
     """
     first = next((p for p in model.parameters()), None)
     info = RunInfo(
-        title=Path(title).stem if title else type(model).__name__,
+        title=Path(title).stem if title else class_name(model),
         run_id=str(uuid.uuid4()),
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        model_class=type(model).__name__,
+        model_class=class_name(model),
         n_parameters=sum(watched.site.numel for watched in plan.parameters),
         device=first.device.type if first is not None else "",
         training_library=f"torch {torch.__version__}",
@@ -139,9 +144,8 @@ def draw_layout(
         config=dict(config),
     )
     groups = [(name, several) for name, several in by_group(probes).items() if name in axes]
-    return RunLayout(
-        info, tuple(_group(name, several, _sites(plan, found, several, axes[name])) for name, several in groups)
-    )
+    drawn = tuple(_group(name, several, _sites(plan, found, several, axes[name]), ranks) for name, several in groups)
+    return RunLayout(info, drawn, part=ranks.part())
 
 
 def trimmed(layout: RunLayout, extents: Mapping[str, Mapping[str, int]]) -> RunLayout:
@@ -177,12 +181,19 @@ def _sites(
     return tuple(watched[i].site for i in axis)
 
 
-def _group(name: str, probes: Sequence[Probe], sites: tuple[Site, ...]) -> GroupSpec:
+def _group(name: str, probes: Sequence[Probe], sites: tuple[Site, ...], ranks: Ranks) -> GroupSpec:
     package = type(probes[0]).__module__.partition(".")[0]
     provenance = {key: text for probe in probes for key, text in _PROVENANCE.get(probe.tap, {}).items()}
+    for probe in probes:
+        provenance |= ranks.provenance(probe.tap)
     return GroupSpec(
         name,
-        tuple(statistic.spec() for probe in probes for statistic in probe.statistics),
+        tuple(
+            replace(statistic.spec(), across_ranks=ranks.combination(statistic, probe.tap))
+            for probe in probes
+            for statistic in probe.statistics
+            if ranks.records(statistic, probe.tap)
+        ),
         sites,
         probe=f"{package}:{name}",
         probe_version=max(probe.version for probe in probes),

@@ -7,12 +7,13 @@ live objects.
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from keelscope.instances import living
 
 if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
@@ -30,6 +31,8 @@ class LossScale:
         self._scaler: weakref.ref[GradScaler] | None = None
         self._searched = False
         self._current: Tensor | None = None
+        self.in_step = False
+        """Whether the optimizer takes the scale out itself, as fused ones do."""
 
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
@@ -46,6 +49,7 @@ class LossScale:
             self._scaler = _scaler_of(optimizer)
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
+        self.in_step = isinstance(fused, Tensor)
         scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()
@@ -72,7 +76,5 @@ def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:
     """The live scaler that has unscaled this optimizer's gradients."""
     from torch.amp.grad_scaler import GradScaler
 
-    for candidate in gc.get_objects():
-        if issubclass(type(candidate), GradScaler) and id(optimizer) in candidate._per_optimizer_states:
-            return weakref.ref(candidate)
-    return None
+    found = (scaler for scaler in living(GradScaler) if id(optimizer) in scaler._per_optimizer_states)
+    return next(map(weakref.ref, found), None)

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from keelscope.board import Slot
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
+from keelscope.entries import is_unsummed, on_this_rank
 from keelscope.probe import Axis, Probe, Tap, sees_everything
 from keelscope.sites import WatchedParameter
 from keelscope.statistics import Terms
@@ -56,6 +57,8 @@ class ParameterHooks:
         """Whether a probe records on this step."""
         self.on_backward: Callable[[], None] = _ignore
         """Called when a backward pass reaches the first parameter."""
+        self.unsummed: set[int] = set()
+        """Parameters whose gradient is a sum that the ranks had not added up."""
         self.seconds = 0.0
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
@@ -136,6 +139,7 @@ class ParameterHooks:
                     unseen.append((i, gradient))
                 record.stepped = True
         self._keep_gradients(unseen)
+        self._measure_used([(i, p) for i, p in owned if p.grad is not None and not closure])
         if Tap.UPDATE in self._taps:
             self._before |= {i: parameter.detach().clone() for i, parameter in owned}
         self.seconds += time.perf_counter() - start
@@ -204,8 +208,12 @@ class ParameterHooks:
         if task != self._task:  # a new backward pass, also after one that raised half-way
             self._task = task
             self.on_backward()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+            torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
         self._reached.add(i)
+
+    def _last_gradient(self) -> None:
+        """Wait for what is queued already: data-parallel wrappers put averaged gradients in place there."""
+        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
 
     @contained
     def _end_backward(self) -> None:
@@ -228,11 +236,18 @@ class ParameterHooks:
     def _keep_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
         """Measure running gradients, all together."""
         records = self._step.parameters
+        self.unsummed |= {i for i, gradient in gradients if type(gradient) is not Tensor and is_unsummed(gradient)}
         for (i, _), slots in zip(gradients, self._observe_many(Tap.PARAMETER_GRADIENT, gradients), strict=True):
             if i in records:
                 records[i].accumulated = slots
             else:
                 records[i] = ParameterRecord(accumulated=slots)
+
+    def _measure_used(self, current: list[tuple[int, nn.Parameter]]) -> None:
+        if Tap.STEP_GRADIENT in self._taps:
+            gradients = [(i, parameter.grad) for i, parameter in current if parameter.grad is not None]
+            for (i, _), slots in zip(gradients, self._observe_many(Tap.STEP_GRADIENT, gradients), strict=True):
+                self._record(i).used = slots
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
@@ -246,10 +261,13 @@ class ParameterHooks:
     def _observe_many(self, tap: Tap, tensors: Sequence[tuple[int, Tensor]]) -> list[TermSlots]:
         """Slots of each tensor, computed together for each probe and terms."""
         found: list[TermSlots] = [{} for _ in tensors]
+        own = [
+            (i, here[0], slots) for (i, t), slots in zip(tensors, found, strict=True) if (here := on_this_rank((t,)))
+        ]
         for probe in self._by_tap[tap]:
             if self.every(probe):
                 try:
-                    self._observe_all(probe, tensors, found)
+                    self._observe_all(probe, [(i, t) for i, t, _ in own], [slots for _, _, slots in own])
                 except Exception as error:  # one probe's fault costs the others nothing
                     warn_once(self, error, probe.name)
         return found
@@ -280,10 +298,11 @@ class ParameterHooks:
     def _observe(self, i: int, tap: Tap, tensors: tuple[Tensor, ...]) -> TermSlots:
         owner = self._owners[i]()
         slots: TermSlots = {}
-        for probe in self._probes[i]:
+        own = on_this_rank(tuple(tensor.detach() for tensor in tensors))
+        for probe in self._probes[i] if own is not None else ():
             if owner is not None and probe.tap is tap and self.every(probe):
                 try:
-                    view = probe.view(tuple(tensor.detach() for tensor in tensors), owner)
+                    view = probe.view(own or (), owner)
                     if view is not None:
                         board = self._step.board
                         slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}

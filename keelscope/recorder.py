@@ -24,6 +24,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.compiled import is_compiled
 from keelscope.containment import warn_once
 from keelscope.coverage import coverage_table
+from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
@@ -43,7 +44,7 @@ from keelscope.rows import (
     total_norm,
 )
 from keelscope.sightings import Sightings
-from keelscope.sites import Selector, SitePlan, plan_sites
+from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
@@ -93,6 +94,8 @@ class Recorder:
         self.current = StepRecord()
         self.following = StepRecord()
         """Forwards without gradient after the open row was complete: they belong to the next."""
+        self.ranks = Ranks()
+        """What this process holds of the model, known from the first row on."""
         self.axes: dict[str, NDArray[np.intp]] = {}
         """Group -> registration indices along its site axis, known after the first row."""
         self.extents: dict[str, dict[str, int]] = {}
@@ -106,6 +109,7 @@ class Recorder:
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._compiled = is_compiled(model)
+        self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
     def _usable(self, probe: Probe) -> bool:
         """Whether the probe can say what it fits; one that fails is left out, with a warning."""
@@ -154,6 +158,10 @@ class Recorder:
         self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
+    def still_accumulating(self) -> bool:
+        """Whether the gradients of the last backward pass still wait for more, or for those of other ranks."""
+        return self.parameters.still_accumulating() or is_awaiting_sync(self._sharded)
+
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
@@ -165,6 +173,7 @@ class Recorder:
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         if not self.axes:
+            self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self.axes = self._lay_axes(step)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
@@ -199,8 +208,13 @@ class Recorder:
         empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
         for group in empty:
             _log.info("%s are not recorded: none was found in the first recorded step", group)
-        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty)
-        return {group: axis for group, axis in axes.items() if group not in empty}
+        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
+        kept = {group_of(probe) for probe in self.probes}
+        return {group: axis for group, axis in axes.items() if group in kept}
+
+    def _can_record(self, probe: Probe) -> bool:
+        """Whether anything of the probe can be recorded on this rank."""
+        return any(self.ranks.records(statistic, probe.tap) for statistic in probe.statistics)
 
     def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
         """The axes that are no part of the module tree."""
@@ -216,25 +230,16 @@ class Recorder:
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
-        seen = self._sightings.seen(self.plan, taps, self.modules.lost, self.modules.jacobians.refused)
+        lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
+        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
-
-    def refresh_labels(self, model: nn.Module) -> None:
-        """Label the sites anew: lazy modules have got their class and size by the first forward."""
-        fresh = plan_sites(model, lambda _path, _module: True)
-        modules = {id(watched.module): watched.site for watched in fresh.modules}
-        parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
-        self.plan = replace(
-            self.plan,
-            modules=tuple(replace(w, site=modules.get(id(w.module), w.site)) for w in self.plan.modules),
-            parameters=tuple(replace(w, site=parameters.get(id(w.parameter), w.site)) for w in self.plan.parameters),
-        )
 
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
         self.residuals = ResidualHooks({}, ())
         self.gates.release()
+        self._sharded = ()
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
@@ -249,16 +254,18 @@ class Recorder:
         Returns:
             The layout.
         """
-        self.refresh_labels(model)
+        self.plan = relabelled(self.plan, model)
         found = self._found_sites()
-        layout = draw_layout(model, self.plan, self.probes, self.axes, found, title=title, config=config)
+        layout = draw_layout(
+            model, self.plan, self.probes, self.axes, found, title=title, config=config, ranks=self.ranks
+        )
         layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
         return replace(layout, info=info, coverage=self.coverage())
 
     def scalars(self, row: RowValues) -> dict[str, float]:
-        """What the watch itself logs beside a row: the learning rate and the norm of all gradients.
+        """What the watch itself logs beside a row: the learning rate and, where it is known, the norm of all gradients.
 
         Args:
             row: the values of the step.
@@ -269,7 +276,7 @@ class Recorder:
         found = {} if self._leading is None else {"lr": float(self._rate)}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients:
+        if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
         return found
 
@@ -310,8 +317,11 @@ class Recorder:
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
-        scale = factor if probe.tap.of_gradient else 1.0
-        return probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
+        scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
+        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        self.ranks.whole(probe, found, seen, self.gates.indices)
+        return found, seen
 
     def _keep(self, step: StepRecord, fetched: Fetched) -> None:
         modules, parameters = self.plan.modules, self.plan.parameters

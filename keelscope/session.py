@@ -24,13 +24,16 @@ from torch.optim import Optimizer
 from keelscope import openwatches
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
+from keelscope.distributed import place
 from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number, check_destination
 from keelscope.probe import Probe, resolve_probes
 from keelscope.recorder import Recorder
+from keelscope.resume import starting_step
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
 from keelscope.steps import IdleOptimizer, ScalarPlaces, StepClock, as_optimizers
+from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
 from keelscope.store.schema import CoverageEntry, RunLayout
 
@@ -48,7 +51,8 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     config: Mapping[str, object] | None = None,
     exists: str = "new",
     calls: bool = False,
-    first_step: int = 0,
+    first_step: int | None = None,
+    pace: Pace | None = None,
 ) -> Watch:
     """Record gradient-flow statistics of a model while it trains.
 
@@ -60,9 +64,11 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
         sites: which modules, see `keelscope.sites.plan_sites`.
         every: record every n-th step, or a `Schedule`.
         config: JSON values to store with the run, for example hyperparameters.
-        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses.
+        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses, ``"resume"`` goes on.
         calls: keep every call and backward pass of the last recorded step in ``watch.calls`` and ``watch.gradients``.
-        first_step: number of the first step, where training goes on from a checkpoint.
+        first_step: number of the first step, where training goes on from a checkpoint. By default 0; with
+            ``exists="resume"`` what the optimizer's loaded state says, or the step after the last recorded one.
+        pace: when rows are written and when the disk must have them.
 
     Returns:
         The session; use it as a context manager or call ``close()``.
@@ -86,17 +92,15 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"watch() takes a torch.nn.Module; got {type(model).__name__}.")
-    check_destination(path, exists)
-    if isinstance(first_step, bool) or not isinstance(first_step, int) or first_step < 0:
-        raise UsageError(f"first_step= takes the number of completed steps, 0 or more; got {first_step!r}.")
+    check_destination(path, exists, place()[0])
     optimizers = as_optimizers(optimizer)
+    first = starting_step(first_step, path, exists, optimizers)
     recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)
     if not recorder.plan.modules and not recorder.plan.parameters:
         raise NothingToObserveError(f"{type(model).__name__} has no module and no parameter to observe.")
     schedule = as_schedule(every)
-    return Watch(
-        model, recorder, optimizers, schedule, path=path, exists=exists, config=config or {}, first_step=first_step
-    )
+    journal = Journal(path, exists, pace)
+    return Watch(model, recorder, optimizers, schedule, journal, path=path, config=config or {}, first_step=first)
 
 
 class Watch:
@@ -108,9 +112,9 @@ class Watch:
         recorder: Recorder,
         optimizers: tuple[Optimizer, ...],
         schedule: Schedule,
+        journal: Journal,
         *,
         path: str | Path | None,
-        exists: str,
         config: Mapping[str, object],
         first_step: int,
     ) -> None:
@@ -119,14 +123,15 @@ class Watch:
         self._recorder = recorder
         self._schedule = schedule
         self._title, self._config = path, config
-        self._journal = Journal(path, exists, self._layout)
+        self._journal = journal
+        journal.layout = self._layout
         self._clock = StepClock(optimizers, self._before_step, self._after_step, first_step)
         self._places = ScalarPlaces(first_step)
         self._explicit = bool(optimizers)
         self._optimizers = optimizers
-        self._step = first_step
+        self._step = self._first_step = first_step
         self._left_out: set[str] = set()
-        self._idle = IdleOptimizer()
+        self._idle = IdleOptimizer(optimizers, model)
         self._recording = False
         self._complete = False
         self._closed = False
@@ -176,8 +181,8 @@ class Watch:
     def log(self, **scalars: object) -> None:
         """Store numbers beside the step that was last completed, or is running.
 
-        What cannot be stored is left out with one warning per name: a wrong number does not end a training. The names
-        are fixed by the first recorded step; log a value that comes later as NaN there.
+        What cannot be stored is left out with one warning per name: a wrong number does not end a training. A name that
+        comes after the first recorded step begins a new part of the file, so that only a few can.
 
         Args:
             scalars: ``name=number``, for example ``loss=loss``; one-entry tensors are welcome.
@@ -189,7 +194,7 @@ class Watch:
                 self._leave_out(name, str(error))
                 continue
             if self._closed or not self._journal.takes(name):
-                why = "the watch is closed" if self._closed else "a run's names are fixed by its first recorded step"
+                why = "the watch is closed" if self._closed else "too many names came late"
                 self._leave_out(name, f"log({name}=...) is not recorded: {why}.")
             else:
                 self._journal.log(self._places.of(name, self._clock.completed, self._begun()), {name: number})
@@ -276,7 +281,7 @@ class Watch:
             return not self._complete
         if self._complete:
             self._next_row()
-        elif self._recorder.current.saw_backward and not self._recorder.parameters.still_accumulating():
+        elif self._recorder.current.saw_backward and not self._recorder.still_accumulating():
             self._step_not_seen()
         return True
 
@@ -337,7 +342,7 @@ class Watch:
     def _layout(self, scalars: tuple[str, ...]) -> RunLayout:
         assert self._model is not None
         layout = self._recorder.layout(self._model, title=self._title, config=self._config)
-        return replace(layout, scalars=scalars)
+        return replace(layout, scalars=scalars, part=replace(layout.part, resumed_at_step=self._first_step))
 
 
 def _admits_nothing(_: bool) -> bool:

@@ -47,7 +47,14 @@ class Sightings:
                 self._reached.add(i)
                 self.parameters.add(id(plan.parameters[i].parameter))
 
-    def seen(self, plan: SitePlan, taps: Iterable[Tap], lost: Mapping[int, str], refused: Mapping[int, str]) -> Seen:
+    def seen(
+        self,
+        plan: SitePlan,
+        taps: Iterable[Tap],
+        lost: Mapping[int, str],
+        refused: Mapping[int, str],
+        unsummed: Iterable[int] = (),
+    ) -> Seen:
         """Everything noted, for the coverage.
 
         Args:
@@ -55,6 +62,7 @@ class Sightings:
             taps: what the probes look at.
             lost: site -> why its calls could not be observed.
             refused: site -> what of it is missing, and why.
+            unsummed: parameters whose gradient is a sum that the ranks had not added up.
 
         Returns:
             The record.
@@ -67,4 +75,5 @@ class Sightings:
             {id(plan.modules[i].module): why for i, why in lost.items()},
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
+            unsummed={id(plan.parameters[i].parameter) for i in unsummed},
         )

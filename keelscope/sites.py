@@ -19,7 +19,7 @@ from keelscope.errors import UnknownNameError
 from keelscope.stacks import class_name, find_stacks, is_container, is_wrapper, unwrapped
 from keelscope.store.schema import Site, Stack
 
-__all__ = ["Selector", "SitePlan", "WatchedModule", "WatchedParameter", "clean_path", "plan_sites"]
+__all__ = ["Selector", "SitePlan", "WatchedModule", "WatchedParameter", "clean_path", "plan_sites", "relabelled"]
 
 Selector = str | re.Pattern[str] | type | tuple[type, ...] | Callable[[str, nn.Module], bool]
 
@@ -100,6 +100,26 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
     chosen = _chosen(everything, sites, labels)
     modules = tuple(WatchedModule(module, labels.of(path, module)) for path, module in everything if path in chosen)
     return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks, members)
+
+
+def relabelled(plan: SitePlan, model: nn.Module) -> SitePlan:
+    """The same sites under labels made anew: lazy modules get their class and size with the first forward.
+
+    Args:
+        plan: the sites.
+        model: the model they were chosen from.
+
+    Returns:
+        The plan.
+    """
+    fresh = plan_sites(model, lambda _path, _module: True)
+    modules = {id(watched.module): watched.site for watched in fresh.modules}
+    parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
+    return replace(
+        plan,
+        modules=tuple(replace(w, site=modules.get(id(w.module), w.site)) for w in plan.modules),
+        parameters=tuple(replace(w, site=parameters.get(id(w.parameter), w.site)) for w in plan.parameters),
+    )
 
 
 def _clean_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

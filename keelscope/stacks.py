@@ -1,13 +1,14 @@
 """Stacks: chains of like blocks, found from the module tree alone.
 
 A stack is a ``ModuleList`` (or ``Sequential``) of blocks, or several sibling ones of the same block class, as the
-stages of a ResNet. Only the outermost stack counts: an expert list inside a block is not depth.
+stages of a ResNet. A ``ModuleDict`` with the keys 0, 1, 2, ... is one too; one that begins with a later key is a stage
+of a model that lies on several ranks. Only the outermost stack counts: an expert list inside a block is not depth.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from torch import nn
@@ -71,11 +72,14 @@ def find_stacks(modules: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[Stack, 
         ('TransformerEncoderLayer', 3, ('.', 2))
     """
     families: dict[tuple[str, str], list[_Entry]] = {}
+    begins: dict[str, int] = {}
     for path, module in modules:
+        begins[path] = next(iter(_numbers(module)), 0)
         for entries in _entry_groups(path, module):
             key = _family(path, module, entries)
             families.setdefault(key, []).extend((path, name, child) for name, child in entries)
-    return _as_stacks(_outermost([family for family in families.values() if len(family) > 1]))
+    chains = [family for family in families.values() if len(family) > 1 or begins[family[0][0]]]
+    return _as_stacks(_outermost(chains), begins)
 
 
 def _outermost(families: list[list[_Entry]]) -> list[list[_Entry]]:
@@ -91,11 +95,11 @@ def _ancestors(path: str) -> list[str]:
 
 def _entry_groups(path: str, container: nn.Module) -> list[list[tuple[str, nn.Module]]]:
     """The blocks of one container, by class; empty where it holds none."""
-    if not isinstance(container, nn.ModuleList | nn.Sequential):
+    if not isinstance(container, nn.ModuleList | nn.Sequential) and not _numbers(container):
         return []
     children = [(f"{path}.{name}" if path else name, child) for name, child in container.named_children()]
     blocks = [(name, child) for name, child in children if _is_block(child)]
-    if isinstance(container, nn.ModuleList) and len(blocks) == len(children):
+    if not isinstance(container, nn.Sequential) and len(blocks) == len(children):
         return [blocks] if blocks else []
     by_class: dict[type[nn.Module], list[tuple[str, nn.Module]]] = defaultdict(list)
     for name, child in blocks:
@@ -104,6 +108,14 @@ def _entry_groups(path: str, container: nn.Module) -> list[list[tuple[str, nn.Mo
     if uniform and not blocks and not is_container(children[0][1]) and any(True for _ in children[0][1].parameters()):
         return [children]
     return [group for group in by_class.values() if len(group) > 1 or isinstance(container, nn.Sequential)]
+
+
+def _numbers(container: nn.Module) -> list[int]:
+    """The keys of a ModuleDict that are consecutive numbers."""
+    keys = list(container._modules) if isinstance(container, nn.ModuleDict) else []
+    numbers = [int(key) for key in keys if key.isdecimal()]
+    consecutive = numbers == list(range(numbers[0], numbers[0] + len(keys))) if numbers else False
+    return numbers if consecutive else []
 
 
 def _is_block(module: nn.Module) -> bool:
@@ -117,7 +129,7 @@ def _family(path: str, container: nn.Module, entries: list[tuple[str, nn.Module]
     return (path.rpartition(".")[0], kind) if type(container) is nn.Sequential and path else (path + "/", kind)
 
 
-def _as_stacks(families: list[list[_Entry]]) -> tuple[tuple[Stack, ...], Members]:
+def _as_stacks(families: list[list[_Entry]], begins: Mapping[str, int]) -> tuple[tuple[Stack, ...], Members]:
     stacks: list[Stack] = []
     members: Members = {}
     for family in families:
@@ -126,8 +138,9 @@ def _as_stacks(families: list[list[_Entry]]) -> tuple[tuple[Stack, ...], Members
         kinds = list(dict.fromkeys(class_name(child) for _, _, child in family))
         if any(stack.path == path for stack in stacks):
             path = f"{path}:{kinds[0]}"
-        stacks.append(Stack(path, "/".join(kinds[:3]), len(family), _declared_sublayers(family)))
-        members.update({name: (path, position) for position, (_, name, _) in enumerate(family)})
+        begin = begins[containers[0]]
+        stacks.append(Stack(path, "/".join(kinds[:3]), begin + len(family), _declared_sublayers(family)))
+        members.update({name: (path, position) for position, (_, name, _) in enumerate(family, begin)})
     longest = max((stack.length for stack in stacks), default=0)
     main = next((i for i, stack in enumerate(stacks) if stack.length == longest), -1)
     return tuple(replace(stack, main=i == main) for i, stack in enumerate(stacks)), members

@@ -108,6 +108,9 @@ class Statistic:
     """False: taken from the first observation of a step only, and the run says so."""
     across_ranks: str = ""
     """How values of several ranks combine, see `StatisticSpec.across_ranks`."""
+    grows: float = 0.0
+    """Power of the number of entries by which it grows over like data: 0.5 for norms, 1 for counts and sums. Each of
+    several data-parallel ranks then records what the whole batch would show if it were like its own."""
     extent: Callable[[Columns], NDArray[np.int64]] | None = None
     """Optional, for the one axis in `dims` where only the model knows how many coordinates there are (heads): named
     columns ``[...]`` -> their number. A run keeps as many as the first recorded row has."""
@@ -285,40 +288,42 @@ def _squared_norm(t: Columns) -> NDArray[np.float64]:
     return np.where(np.isinf(t["max_abs"]), np.inf, np.where(np.isnan(t["max_abs"]), np.nan, total))
 
 
-MEAN = Statistic("mean", MOMENTS, lambda t: _per_entry(t["mean"] * t["count"], t["count"]), "1", "Mean of the entries.")
-VARIANCE = Statistic(
+def _known(t: Columns, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.where(t["count"] > 0, values, np.nan)
+
+
+def _of_moments(
+    name: str, finish: Callable[[Columns], NDArray[np.float64]], doc: str, across_ranks: str, grows: float = 0.0
+) -> Statistic:
+    return Statistic(name, MOMENTS, finish, "1", doc, across_ranks=across_ranks, grows=grows)
+
+
+MEAN = _of_moments("mean", lambda t: _per_entry(t["mean"] * t["count"], t["count"]), "Mean of the entries.", "mean")
+VARIANCE = _of_moments(
     "variance",
-    MOMENTS,
     lambda t: _per_entry(t["m2"], t["count"]),
-    "1",
     "Population variance of the entries, mean((x - mean(x))^2).",
+    "mean",
 )
-RMS = Statistic(
+RMS = _of_moments(
     "rms",
-    MOMENTS,
     lambda t: np.sqrt(_per_entry(_squared_norm(t), t["count"])),
-    "1",
     "Root mean square of the entries, sqrt(mean(x^2)).",
+    "rms",
 )
-NORM = Statistic(
+NORM = _of_moments(
     "norm",
-    MOMENTS,
-    lambda t: np.where(t["count"] > 0, np.sqrt(_squared_norm(t)), np.nan),
-    "1",
+    lambda t: _known(t, np.sqrt(_squared_norm(t))),
     "Euclidean norm of all entries, sqrt(sum(x^2)).",
+    "rms",
+    grows=0.5,
 )
-MAX_ABS = Statistic(
-    "max_abs", MOMENTS, lambda t: np.where(t["count"] > 0, t["max_abs"], np.nan), "1", "Largest absolute entry."
+MAX_ABS = _of_moments("max_abs", lambda t: _known(t, t["max_abs"]), "Largest absolute entry.", "max")
+ZERO_FRACTION = _of_moments(
+    "zero_fraction", lambda t: _per_entry(t["zeros"], t["count"]), "Share of entries that are exactly 0.", "mean"
 )
-ZERO_FRACTION = Statistic(
-    "zero_fraction", MOMENTS, lambda t: _per_entry(t["zeros"], t["count"]), "1", "Share of entries that are exactly 0."
-)
-NONFINITE_COUNT = Statistic(
-    "nonfinite_count",
-    MOMENTS,
-    lambda t: np.where(t["count"] > 0, t["nonfinite"], np.nan),
-    "1",
-    "Number of NaN and infinite entries.",
+NONFINITE_COUNT = _of_moments(
+    "nonfinite_count", lambda t: _known(t, t["nonfinite"]), "Number of NaN and infinite entries.", "mean", grows=1.0
 )
 KURTOSIS = Statistic(
     "kurtosis",

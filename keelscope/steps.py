@@ -5,11 +5,13 @@ With several optimizers (a GAN, one optimizer per parameter) a step is complete 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from torch import nn
 from torch.optim import Optimizer
 
-from keelscope.errors import UsageError
+from keelscope.errors import RecordingWarning, UsageError
 
 __all__ = ["IdleOptimizer", "ScalarPlaces", "StepClock", "as_optimizers"]
 
@@ -139,7 +141,17 @@ class ScalarPlaces:
 
 
 class IdleOptimizer:
-    """Notices that the watched optimizer never steps although training goes on: it belongs to another model."""
+    """Notices, and says once, that the watched optimizer is not the one that trains the model.
+
+    Args:
+        optimizers: those of the watch.
+        model: the watched model.
+    """
+
+    STRANGE = (
+        "None of the parameters of optimizer= is one of this model's: is it the one that trains this model? One made "
+        "before fully_shard() holds parameters that the model no longer has."
+    )
 
     WARNING = (
         "Gradients were cleared several times without a step of the optimizer that watch() was given; is it the one "
@@ -147,10 +159,15 @@ class IdleOptimizer:
     )
     _PATIENCE = 4
 
-    def __init__(self) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], model: nn.Module) -> None:
         self._passes = 0
         self._counted = False
         self._in_closure = False
+        trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+        held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._is_strange = bool(optimizers and trained) and trained.isdisjoint(held)
+        if self._is_strange:
+            warnings.warn(self.STRANGE, RecordingWarning, stacklevel=4)
 
     def backward_begins(self) -> None:
         """A backward pass begins; those inside ``step(closure)`` are the optimizer's own."""
@@ -174,4 +191,4 @@ class IdleOptimizer:
             return False
         self._counted = True
         self._passes += 1
-        return self._passes == self._PATIENCE
+        return self._passes == self._PATIENCE and not self._is_strange

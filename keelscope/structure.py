@@ -253,11 +253,13 @@ def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: Si
         inside = next((place for path in paths if (place := plan.place(path))[0]), None)
         if inside is not None:
             found[inside] = found.get(inside, 0) + 1
-    return tuple(_counted(stack, found) for stack in stacks)
+    places = set(plan.entries.values())
+    return tuple(
+        _counted(stack, {found.get(place, 0) for place in places if place[0] == stack.path}) for stack in stacks
+    )
 
 
-def _counted(stack: Stack, found: dict[tuple[str, int], int]) -> Stack:
-    counts = {found.get((stack.path, position), 0) for position in range(stack.length)}
+def _counted(stack: Stack, counts: set[int]) -> Stack:
     return replace(stack, sublayers=counts.pop()) if not stack.sublayers and len(counts) == 1 else stack
 
 

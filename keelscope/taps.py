@@ -45,6 +45,8 @@ class Tap(Enum):
     """A parameter, before the optimizer changes it."""
     PARAMETER_GRADIENT = "parameter_gradient"
     """A parameter's gradient of the whole step."""
+    STEP_GRADIENT = "step_gradient"
+    """A parameter's gradient as its optimizer got it: clipped, unscaled. Needs ``optimizer=``."""
     UPDATE = "update"
     """What the optimizer added to a parameter, and the parameter before: two tensors."""
 
@@ -92,6 +94,7 @@ _AXES = {
     Tap.ATTENTION: Axis.MODULE,
     Tap.PARAMETER: Axis.PARAMETER,
     Tap.PARAMETER_GRADIENT: Axis.PARAMETER,
+    Tap.STEP_GRADIENT: Axis.PARAMETER,
     Tap.UPDATE: Axis.PARAMETER,
     Tap.RESIDUAL_SUM: Axis.SUBLAYER,
     Tap.RESIDUAL_GRADIENTS: Axis.SUBLAYER,

@@ -8,6 +8,10 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("keelscope", max_examples=50, deadline=None)  # time on a busy machine says nothing
+settings.load_profile("keelscope")
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is first imported; tests share few cores

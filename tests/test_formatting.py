@@ -3,13 +3,12 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keelscope.formatting import count, decades, number, times
 
 
-@settings(deadline=None)
 @given(st.floats(1e-300, 1e300) | st.floats(-1e300, -1e-300))
 def test_three_significant_digits(value):
     text = number(value)
@@ -39,7 +38,6 @@ def test_four_kinds_of_nothing_are_distinct():
     assert number(-0.0) == "0"
 
 
-@settings(deadline=None)
 @given(st.floats(-50, 50))
 def test_decades_carry_a_sign(value):
     assert decades(value)[0] in ("0" if abs(value) < 0.005 else "+-")

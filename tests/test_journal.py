@@ -18,7 +18,9 @@ def layout(scalars: tuple[str, ...]) -> RunLayout:
 
 
 def journal(path=None) -> Journal:
-    return Journal(path, "new", layout)
+    made = Journal(path, "new")
+    made.layout = layout
+    return made
 
 
 def row(number: float) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, np.ndarray]]:
@@ -69,20 +71,48 @@ def test_flush_keeps_what_is_not_yet_due():
     assert j.run()["scalars/loss"].values[2] == 7
 
 
-def test_late_scalars_warn_once_and_unknown_ones_are_not_taken():
+def test_scalars_of_a_written_row_are_lost_with_one_warning():
     j = journal()
     j.add(0, *row(0))
     j.flush(1)
     with pytest.warns(RecordingWarning, match=r"\['loss'\] came after the row of step 0 was closed"):
         j.log(0, {"loss": 1.0})
     j.log(0, {"loss": 2.0})
-    j.add(1, *row(1))
-    j.log(1, {"new": 1.0})
-    assert j.takes("loss")
-    assert not j.takes("new")
-    j.flush(2)
     j.close()
     assert np.isnan(j.run()["scalars/loss"].values).all()
+
+
+def test_a_name_that_comes_late_is_stored_from_there_on():
+    j = journal()
+    j.add(0, *row(0))
+    j.flush(1)
+    earlier = j.run()
+    j.add(1, *row(1))
+    j.log(1, {"new": 1.0})
+    j.log(2, {"newer": 2.0})
+    j.flush(2)
+    j.close()
+    run = j.run()
+    np.testing.assert_array_equal(run["scalars/new"].values, [math.nan, 1.0, math.nan])
+    np.testing.assert_array_equal(run["scalars/newer"].values, [math.nan, math.nan, 2.0])
+    assert "scalars/new" not in earlier
+
+
+def test_names_that_never_end_are_refused_at_some_point():
+    j = journal()
+
+    def log_many() -> None:
+        for step in range(30):
+            j.add(step, *row(step))
+            j.log(step, {f"name{step - 1}": 1.0})
+            j.flush(step + 1)
+
+    with pytest.warns(RecordingWarning, match=r"\['name16'\] are not recorded: too many names came late") as caught:
+        log_many()
+    j.close()
+    assert len(caught) == 1
+    assert (j.takes("name15"), j.takes("name16"), j.takes("name30")) == (True, False, False)
+    assert j.run()["scalars/name15"].values[16] == 1.0
 
 
 def test_has():

@@ -62,6 +62,28 @@ def test_clipping_and_zeroing_come_later(given, to_none, when):
     np.testing.assert_allclose(run["parameter_gradients/norm"].values, wanted, rtol=1e-6)
 
 
+def test_what_the_optimizer_got_beside_what_there_was():
+    """One parameter is clipped by value, all by norm on the last step only."""
+    net = model()
+    optimizer, wanted, used = sgd(net), [], []
+
+    def step(k: int) -> None:
+        optimizer.zero_grad()
+        net(batch(k)).square().sum().backward()
+        wanted.append([norm(p.grad) for p in net.parameters()])
+        nn.utils.clip_grad_value_([net[0].weight], 0.1)
+        if k == 2:
+            nn.utils.clip_grad_norm_(net.parameters(), 1e-2)
+        used.append([norm(p.grad) for p in net.parameters()])
+        optimizer.step()
+
+    run = record(net, optimizer, step, probes="parameter_gradients+clipped_norm")
+    np.testing.assert_allclose(run["parameter_gradients/norm"].values, wanted, rtol=1e-6)
+    np.testing.assert_allclose(run["parameter_gradients/clipped_norm"].values, used, rtol=1e-6)
+    assert used[0][0] < wanted[0][0]
+    assert run.groups["parameter_gradients"].provenance["clipped"] == "as the optimizer got it"
+
+
 def test_optimizer_inside_backward():
     """The gradient is gone when backward ends; what reached the leaf stands for it."""
     net = model()

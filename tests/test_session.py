@@ -341,8 +341,9 @@ def test_mixed_precision_is_unscaled(unscale, fused):
     model = mlp()
     optimizer = sgd(model, lr=1e-2, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
-    wanted, levels = [], []
-    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+    wanted, used, levels = [], [], []
+    probes = ["default", "parameter_gradients+clipped_norm"]
+    with ks.watch(model, optimizer=optimizer, sites="all", probes=probes) as watch:
         for step in range(5):
             optimizer.zero_grad()
             scale = scaler.get_scale()
@@ -355,11 +356,13 @@ def test_mixed_precision_is_unscaled(unscale, fused):
             if unscale == "before clipping":
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 1e-4)
+            used.append([norm(p.grad) for p in model.parameters()] if unscale == "before clipping" else wanted[-1])
             scaler.step(optimizer)
             scaler.update()
             watch.log(loss=loss)
     assert scaler.get_scale() > 1024, "the scale must change during the test"
     np.testing.assert_allclose(watch.run["parameter_gradients/norm"].values, wanted, rtol=1e-5)
+    np.testing.assert_allclose(watch.run["parameter_gradients/clipped_norm"].values, used, rtol=1e-5)
     totals = np.linalg.norm(wanted, axis=1)
     np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, totals, rtol=1e-5)
     np.testing.assert_allclose(watch.run["gradients/late_token_level"].of("2").values[:, 0], levels, rtol=1e-5)
@@ -857,22 +860,16 @@ class TestFiles:
                     watch.log(loss=step)
         np.testing.assert_array_equal(watch.run["scalars/loss"].values, [0, math.nan, 2])
 
-    def test_new_names_after_the_first_row_warn(self):
+    def test_a_name_that_comes_late_is_stored_from_there_on(self):
         model = mlp()
         optimizer = sgd(model)
-
-        def loop() -> ks.Watch:
-            with ks.watch(model, optimizer=optimizer) as watch:
-                for step in range(4):
-                    model(batch(step)).sum().backward()
-                    optimizer.step()
-                    watch.log(loss=step, **({"late": 1} if step >= 2 else {}))
-            return watch
-
-        with pytest.warns(RecordingWarning, match=r"log\(late=\.\.\.\) is not recorded.*first recorded step") as caught:
-            watch = loop()
-        assert len(caught) == 1
+        with ks.watch(model, optimizer=optimizer) as watch:
+            for step in range(4):
+                model(batch(step)).sum().backward()
+                optimizer.step()
+                watch.log(loss=step, **({"late": 1} if step >= 2 else {}))
         assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
+        np.testing.assert_array_equal(watch.run["scalars/late"].values, [math.nan, math.nan, 1, 1])
 
 
 class TestMessages:
@@ -894,7 +891,7 @@ class TestMessages:
             ({"every": 0}, UsageError, r"every >= 1 and dense >= 0; got every=0"),
             ({"every": 1.5}, UsageError, r"every must be a positive int or a keelscope.Schedule; got 1.5"),
             ({"optimizer": "adam"}, UsageError, r"optimizer= takes torch optimizers; got str"),
-            ({"exists": "replace"}, UsageError, r"exists= takes 'new' or 'error'; got 'replace'"),
+            ({"exists": "replace"}, UsageError, r"exists='replace' is not known; use 'new'"),
         ],
     )
     def test_unusable_options(self, options, error, message):
@@ -936,8 +933,30 @@ class TestMessages:
                     model(batch(step)).sum().backward()
                     model.zero_grad()
 
-        with pytest.warns(RecordingWarning, match=r"is it the one that trains this model"):
+        with pytest.warns(RecordingWarning, match=r"is it the one that trains this model") as said:
             loop()
+        assert len(said) == 1
+        assert said[0].filename == __file__
+
+    def test_optimizer_that_does_not_step(self):
+        model = mlp()
+
+        def loop() -> None:
+            with ks.watch(model, optimizer=sgd(model)):
+                for step in range(6):
+                    model(batch(step)).sum().backward()
+                    model.zero_grad()
+
+        with pytest.warns(RecordingWarning, match=r"cleared several times without a step"):
+            loop()
+
+    def test_an_optimizer_of_part_of_the_model_and_one_beside_it(self):
+        model, beside = mlp(), mlp()
+        with ks.watch(model, optimizer=[torch.optim.SGD(model[0].parameters(), lr=0.1), sgd(beside)]):
+            pass
+        beside.requires_grad_(requires_grad=False)
+        with ks.watch(beside, optimizer=sgd(model)):
+            pass
 
     def test_optimizer_class(self):
         with pytest.raises(UsageError, match=r"got the class SGD"):

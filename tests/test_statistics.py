@@ -193,7 +193,7 @@ def assert_same_terms(terms: Terms, actual: np.ndarray, wanted: np.ndarray, x: T
         )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(sample=samples())
 def test_merge_law(sample):
     """of(a ++ b) == merge(of(a), of(b)) for every registered statistic, joined along the first axis."""
@@ -231,7 +231,7 @@ def both_ways(group: str, tap: Tap, terms: Terms, sample: Sample) -> tuple[np.nd
     return merged, whole
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(sample=samples())
 def test_values(sample):
     """Every general statistic against its definition, summed exactly."""

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from keelscope.diagnosis.finding import Finding, Severity
@@ -54,7 +54,6 @@ def test_each_stack_is_folded_by_itself():
     assert sum(path.startswith("encoder") for path in folded) == 9
 
 
-@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(0, 3), st.integers(0, 3), st.sets(st.integers(0, 299), max_size=4))
 def test_nothing_is_lost_and_order_is_kept(n, before, after, named):
     table = rows(n, before, after)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from flask import Blueprint, Response, abort, jsonify, request
 from flask.typing import ResponseReturnValue
 
-from keelscope.errors import SeriesNotFoundError
+from keelscope.errors import RunFileError, SeriesNotFoundError
 from keelscope_dashboards.asking import Ask, Page, Shown, settled
 from keelscope_dashboards.blocks import encoded
 from keelscope_dashboards.pages import page_of
@@ -46,6 +46,11 @@ def blueprint(index: RunIndex, judge: Judge) -> Blueprint:
         A blueprint to register on the server.
     """
     routes = Blueprint("api", __name__, url_prefix="/api")
+
+    @routes.errorhandler(RunFileError)
+    def unreadable(error: RunFileError) -> ResponseReturnValue:
+        del error  # it may tell a path; the run list says what is wrong
+        return Response("The run cannot be read.", 404, mimetype="text/plain")
 
     @routes.get("/v1/state")
     def state() -> ResponseReturnValue:

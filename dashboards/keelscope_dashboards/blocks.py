@@ -185,7 +185,8 @@ class Verdict:
     run: str
     name: str
     slot: int
-    headline: str
+    pill: tuple[str, str, str]
+    """Headline as text, tone and icon."""
     sentence: str
     figures: tuple[tuple[str, str], ...] = ()
 

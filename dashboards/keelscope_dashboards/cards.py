@@ -10,27 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from dash import html
 
+from keelscope_dashboards.verdicts import word_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from keelscope_dashboards.state import RunState
     from keelscope_dashboards.verdicts import Figure, Note
 
-__all__ = ["WORDS", "findings", "findings_count", "lead", "run_list", "verdict_cards"]
+__all__ = ["findings", "findings_count", "lead", "run_list", "verdict_cards"]
 
 STATUS = {"live": "Recording", "finished": "Finished", "stopped": "Stopped", "error": "Cannot be read"}
-WORDS = {
-    "flat": ("Flat", "good", "check"),
-    "drifting": ("Drifting", "warn", "up-right"),
-    "vanishing": ("Vanishing", "bad", "down"),
-    "exploding": ("Exploding", "bad", "up"),
-    "dead": ("Dead", "bad", "cross"),
-    "non-finite": ("Non-finite", "bad", "alert"),
-    "not enough data": ("Not enough data", "idle", "dots"),
-    "pending": ("Reading", "idle", "dots"),
-    "error": ("Cannot be read", "bad", "alert"),
-}
-"""Headline: text, tone, icon."""
 SEVERITIES = {
     "error": ("bad", "alert", "problem"),
     "warning": ("warn", "alert", "warning"),
@@ -152,7 +142,7 @@ def _broken_card(state: RunState) -> html.Div:
 
 
 def _card_head(state: RunState) -> html.Span:
-    word, tone, symbol = WORDS.get(state.verdict.headline, (state.verdict.headline, "idle", "dots"))
+    word, tone, symbol = word_of(state.verdict)
     pill = html.Span([icon(symbol), word], className=f"pill {tone}")
     mark = icon("file") if state.error else marker(state.slot)
     return html.Span([mark, html.Span(state.name, className="name mono"), pill], className="card-head")

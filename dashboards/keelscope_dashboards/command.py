@@ -60,7 +60,7 @@ def _refusal(path: Path) -> RunFileError | None:
     from keelscope.store.reader import open_run
 
     try:
-        open_run(path).close()
+        open_run(path, isolated=True).close()
     except RunFileError as error:
         return error
     return None

@@ -43,7 +43,10 @@ def render(report: Report) -> str:
 
 
 def _head(report: Report) -> str:
-    word = f'<span class="word {_KINDS.get(report.headline, "bad")}">{report.headline}</span>'
+    tone = _KINDS.get(report.headline, "bad")
+    if tone == "good" and any(finding.severity.label == "error" for finding in report.findings):
+        tone = "fair"
+    word = f'<span class="word {tone}">{report.headline}</span>'
     why = f"<p>{escape(report.explanation)}</p>" if report.explanation else ""
     facts = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in _facts(report))
     return (

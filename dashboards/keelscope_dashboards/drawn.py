@@ -158,7 +158,7 @@ def levels_between(run: Run, drawn: Drawn, start: int, stop: int | None) -> Iter
         series = run.read(drawn.panel.key, start, end, sites=drawn.sites)
         if len(series.steps) == 0:
             return
-        seen = run.observed(drawn.panel.group, start, end, sites=drawn.sites)
+        seen = run.observed(drawn.panel.key, start, end, sites=drawn.sites)
         if series.values.ndim > 2:
             values, seen = unfolded(series.values, seen)
             series = replace(series, values=values)

@@ -11,15 +11,18 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from keelscope.errors import KeelscopeError, SeriesNotFoundError
+from keelscope.store.lock import parts_folder
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
 from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
 from keelscope_dashboards.levels import LayerAxis, Levels
+from keelscope_dashboards.overviews import begin_from_overview
 from keelscope_dashboards.panels import PANELS, Panel
 from keelscope_dashboards.pooling import Band, Tile, band
 
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Facts", "FollowedRun", "Status"]
 
 Status = Literal["live", "finished", "stopped", "error"]
+ISOLATED = partial(open_run, isolated=True)  # one bad file must not take the others down
 LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
 
@@ -55,7 +59,7 @@ class FollowedRun:
         opener: how the file is opened.
     """
 
-    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = open_run) -> None:
+    def __init__(self, path: Path, name: str, *, opener: Callable[[Path], Run] = ISOLATED) -> None:
         self.path = path
         self.name = name
         self.error = ""
@@ -88,11 +92,11 @@ class FollowedRun:
                 raise SeriesNotFoundError(f"{self.name} cannot be read.")
             yield self._run
 
-    def told(self, error: Exception) -> str:
+    def told(self, error: Exception | str) -> str:
         """What went wrong, without the folder the file lies in.
 
         Args:
-            error: raised while the file was read.
+            error: raised while the file was read, or a note on it.
 
         Returns:
             One sentence.
@@ -190,6 +194,7 @@ class FollowedRun:
     def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
         drawn, late = self._panel(panel, layer), time.monotonic() + seconds
         with self.reading() as run:
+            begin_from_overview(run, drawn)
             for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
                 if time.monotonic() > late:
@@ -235,11 +240,14 @@ class FollowedRun:
             return band(column, max(1, -(-len(column.steps) // bins)))
 
     def _file_stamp(self) -> tuple[int, int, int]:
+        """Inode, size and time of the file; the time is also that at which a part of the run came or went."""
         try:
             stat = self.path.stat()
         except OSError:
             return (0, 0, 0)
-        return (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        folder = parts_folder(self.path)
+        changed = folder.stat().st_mtime_ns if folder.is_dir() else 0
+        return (stat.st_ino, stat.st_size, max(stat.st_mtime_ns, changed))
 
     def _open(self, stamp: tuple[int, int, int]) -> None:
         if self.error and stamp == self._stamp:
@@ -260,8 +268,13 @@ class FollowedRun:
             self.close()
             self.error = ""
             self._open(stamp)
-        elif run.refresh() or was_live != run.live:
-            self.revision += 1
+        else:
+            before = run.history.generation
+            if run.refresh() or was_live != run.live:
+                self.revision += 1
+            if run.history.generation != before:
+                BUDGET.forget(self._drawn)
+                self.generation += 1
         self._stamp = stamp
 
     def _fail(self, error: Exception, stamp: tuple[int, int, int]) -> None:

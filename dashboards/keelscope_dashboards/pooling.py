@@ -217,6 +217,11 @@ class Pool:
         self._tile = Tile(steps, steps, reference, deviations, kinds, 1)
 
     @property
+    def limit(self) -> int:
+        """Most bins kept."""
+        return self._limit
+
+    @property
     def seen(self) -> int:
         """Rows taken in so far."""
         return self._seen
@@ -225,6 +230,19 @@ class Pool:
     def tile(self) -> Tile:
         """Everything seen so far; the last bin may still be filling."""
         return self._tile
+
+    def begin(self, tile: Tile, seen: int) -> None:
+        """Start from rows that were pooled before, as far as they are not finer than this pool keeps them.
+
+        Args:
+            tile: the first rows of the run.
+            seen: how many rows those are.
+        """
+        rows = tile.rows
+        while -(-seen // rows) > self._limit:
+            rows *= 2
+        self._tile = _merged(tile, np.arange(0, len(tile), rows // tile.rows), rows)
+        self._seen = seen
 
     def extend(self, levels: Levels) -> None:
         """Take in the rows that follow those already seen.

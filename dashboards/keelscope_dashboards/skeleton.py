@@ -9,8 +9,9 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from keelscope_dashboards.cards import WORDS, lead
+from keelscope_dashboards.cards import lead
 from keelscope_dashboards.pages import PAGES
+from keelscope_dashboards.verdicts import word_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +61,7 @@ def _overview(states: Sequence[RunState]) -> str:
 
 
 def _card(state: RunState) -> str:
-    word, tone, symbol = WORDS.get(state.verdict.headline, (state.verdict.headline, "idle", "dots"))
+    word, tone, symbol = word_of(state.verdict)
     mark = '<span class="icon icon-file"></span>' if state.error else f'<span class="marker slot-{state.slot}"></span>'
     numbers = "".join(
         f'<span class="number"><span class="label">{escape(figure.label)}</span>'

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keelscope.diagnosis.report import diagnose
+from keelscope.formatting import count
 from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from keelscope.diagnosis.report import Report
     from keelscope_dashboards.followed import FollowedRun
 
-__all__ = ["PENDING", "Figure", "Judge", "Note", "Verdict", "verdict_of"]
+__all__ = ["PENDING", "Figure", "Judge", "Note", "Verdict", "verdict_of", "word_of"]
 
 PAUSE_SECONDS = 2.0
 MINUS, TIMES = "\N{MINUS SIGN}", "\N{MULTIPLICATION SIGN}"
@@ -63,6 +64,40 @@ class Verdict:
 
 
 PENDING = Verdict("pending", "Reading the run.")
+WORDS = {
+    "flat": ("Flat", "good", "check"),
+    "drifting": ("Drifting", "warn", "up-right"),
+    "vanishing": ("Vanishing", "bad", "down"),
+    "exploding": ("Exploding", "bad", "up"),
+    "dead": ("Dead", "bad", "cross"),
+    "non-finite": ("Non-finite", "bad", "alert"),
+    "not enough data": ("Not enough data", "idle", "dots"),
+    "pending": ("Reading", "idle", "dots"),
+    "error": ("Cannot be read", "bad", "alert"),
+}
+"""Headline: text, tone, icon."""
+
+
+def word_of(verdict: Verdict) -> tuple[str, str, str]:
+    """A headline as a pill shows it; a level gradient beside an error is no good news.
+
+    Args:
+        verdict: of one run.
+
+    Returns:
+        Text, tone and icon.
+
+    Example:
+        >>> word_of(Verdict("flat", ""))
+        ('Flat', 'good', 'check')
+        >>> word_of(Verdict("flat", "", notes=(Note("gate_dead", "error", "", ""),)))
+        ('Flat, 1 error', 'warn', 'alert')
+    """
+    word, tone, symbol = WORDS.get(verdict.headline, (verdict.headline, "idle", "dots"))
+    errors = sum(note.severity == "error" for note in verdict.notes)
+    if tone == "good" and errors:
+        return f"{word}, {count(errors, 'error')}", "warn", "alert"
+    return word, tone, symbol
 
 
 def verdict_of(report: Report) -> Verdict:

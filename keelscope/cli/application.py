@@ -16,7 +16,15 @@ import typer.main
 from typer.core import TyperGroup
 
 from keelscope import plugins
-from keelscope.cli import compare_command, demo_command, list_command, report_command, train_command
+from keelscope.cli import (
+    compare_command,
+    demo_command,
+    doctor_command,
+    export_command,
+    list_command,
+    report_command,
+    train_command,
+)
 from keelscope.cli.output import closed_pipe_is_fine
 from keelscope.errors import CoverageWarning, KeelscopeError, PluginWarning, RecordingWarning
 
@@ -26,7 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["create_app", "main"]
 
 OK, FINDING, BAD_INPUT, BUG, INTERRUPTED = 0, 1, 2, 3, 130
-COMMANDS = (report_command, compare_command, train_command, demo_command, list_command)
+COMMANDS = (
+    report_command,
+    compare_command,
+    train_command,
+    demo_command,
+    export_command,
+    doctor_command,
+    list_command,
+)
 OURS = (CoverageWarning, PluginWarning, RecordingWarning)
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # typer names the parser's root exception nowhere else
 

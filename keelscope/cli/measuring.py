@@ -68,7 +68,7 @@ def open_target(target: str) -> Run:
         raise UsageError(f"{path} is a folder; {hint}.")
     if not path.exists() and path.suffix not in {".h5", ".hdf5"}:
         raise RunNotFoundError(f"there is no run file {path}, and it is no model either; a model is {MODEL_FORMS}.")
-    return open_run(path)
+    return open_run(path, isolated=True)
 
 
 def measure_model(target: str, judging: Mapping[str, Any] | None = None, *, seed: int, **options: str) -> Measured:

@@ -127,7 +127,7 @@ class Evidence:
         """
         steps = self.run.read(key, -self._reach).steps
         inside = (steps >= self.steps[0]) & (steps <= self.step)
-        return np.asarray(self.run.observed(key.partition("/")[0], -self._reach)[inside])
+        return np.asarray(self.run.observed(key, -self._reach)[inside])
 
     @property
     def _reach(self) -> int:

@@ -58,7 +58,7 @@ def _scan(evidence: Evidence, group: str) -> NonfiniteHistory | None:
     steps: list[NDArray[np.int64]] = []
     start = 0
     for block in evidence.blocks(key):
-        flags.append(block.values > 0 if counted else _broken(evidence, group, block, start))
+        flags.append(block.values > 0 if counted else _broken(evidence, key, block, start))
         steps.append(block.steps)
         start += len(block)
     if not steps:
@@ -67,8 +67,8 @@ def _scan(evidence: Evidence, group: str) -> NonfiniteHistory | None:
     return NonfiniteHistory(np.concatenate(flags), np.concatenate(steps), paths)
 
 
-def _broken(evidence: Evidence, group: str, block: Series, start: int) -> NDArray[np.bool_]:
-    observed = evidence.run.observed(group, start, start + len(block))
+def _broken(evidence: Evidence, key: str, block: Series, start: int) -> NDArray[np.bool_]:
+    observed = evidence.run.observed(key, start, start + len(block))
     return np.asarray(observed & ~np.isfinite(block.values))
 
 

@@ -138,7 +138,7 @@ class Diagnosis:
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        about = (*steps, self._about_depth(), structure, self._about_rules())
+        about = (*steps, *self.run.notes, self._about_depth(), structure, self._about_rules())
         return (*(note for note in about if note), *remarks)
 
     def _about_rules(self) -> str:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from keelscope.integrations.recording import takes_part
 from keelscope.session import Watch, watch
 
 __all__ = ["watch_accelerated"]
@@ -16,9 +17,9 @@ def watch_accelerated(
 ) -> Watch:
     """Watch a model and its optimizers as ``accelerator.prepare`` returned them.
 
-    On one process that is ``watch(accelerator.unwrap_model(model), path, optimizer=optimizer)``, with the settings of
-    the accelerator stored beside. Of several processes the main one writes the file; on the others the watch is there
-    to be called, and keeps one step in memory.
+    That is ``watch(accelerator.unwrap_model(model), path, optimizer=optimizer)``, with the settings of the accelerator
+    stored beside. Each process of a process group records its share. Of processes without one the main one writes the
+    file; on the others the watch is there to be called, and keeps one step in memory.
 
     Args:
         accelerator: the `accelerate.Accelerator`.
@@ -38,6 +39,6 @@ def watch_accelerated(
         "gradient_accumulation_steps": accelerator.gradient_accumulation_steps,
     }
     options["config"] = {**settings, **(options.get("config") or {})}
-    if not accelerator.is_main_process:
+    if not takes_part(is_main=accelerator.is_main_process):
         path, options["every"] = None, sys.maxsize
     return watch(accelerator.unwrap_model(model), path, optimizer=optimizer, **options)

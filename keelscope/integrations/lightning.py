@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, Self
 
-from keelscope.integrations.recording import RecordingCallback, class_of, with_bases
+from keelscope.integrations.recording import RecordingCallback, class_of, takes_part, with_bases
 
 __all__ = ["KeelscopeCallback"]
 
@@ -19,7 +19,7 @@ class KeelscopeCallback(RecordingCallback):
 
     With several optimizers (manual optimization) a row ends when each has stepped. Sanity check and validation stay
     out. The loss is that of ``training_step``, the mean over the batches of a step. A training resumed with
-    ``ckpt_path=`` goes on with its step number, in a file of its own.
+    ``ckpt_path=`` goes on with its step number, in a file of its own or with ``exists="resume"`` in the same.
 
     Args and options are those of `keelscope.integrations.recording.RecordingCallback`.
     """
@@ -36,7 +36,7 @@ class KeelscopeCallback(RecordingCallback):
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start to record: the sanity check is over, a checkpoint is loaded."""
-        if not trainer.is_global_zero:
+        if not takes_part(is_main=trainer.is_global_zero):
             return
         settings = {
             "precision": trainer.precision,
@@ -50,7 +50,7 @@ class KeelscopeCallback(RecordingCallback):
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_args: Any) -> None:
         """Store the loss with the step that its batch completed."""
-        if self.watch is None or not trainer.is_global_zero:
+        if self.watch is None or not takes_part(is_main=trainer.is_global_zero):
             return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if loss is not None:

@@ -11,13 +11,15 @@ from typing import Self
 
 from torch import nn
 
+from keelscope.distributed import place
 from keelscope.errors import UsageError
 from keelscope.probe import Probe
 from keelscope.schedule import Schedule
 from keelscope.session import Watch, watch
 from keelscope.sites import Selector
+from keelscope.store.pace import Pace
 
-__all__ = ["RecordingCallback", "class_of", "with_bases"]
+__all__ = ["RecordingCallback", "class_of", "takes_part", "with_bases"]
 
 
 class RecordingCallback:
@@ -29,11 +31,12 @@ class RecordingCallback:
         sites: which modules.
         every: record every n-th optimizer step, or a `Schedule`.
         config: JSON values to store with the run, beside those of the trainer.
-        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses.
+        exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses, ``"resume"`` goes on.
+        pace: when rows are written and when the disk must have them.
     """
 
     watch: Watch | None = None
-    """The watch of the last training; None before the first, and on every process but the main one."""
+    """The watch of the last training; None before the first, and on a process that does not take part."""
 
     def __init__(
         self,
@@ -44,10 +47,11 @@ class RecordingCallback:
         every: int | Schedule = 1,
         config: Mapping[str, object] | None = None,
         exists: str = "new",
+        pace: Pace | None = None,
     ) -> None:
         super().__init__()
         self._path, self._probes, self._sites, self._every = path, probes, sites, every
-        self._config, self._exists = config or {}, exists
+        self._config, self._exists, self._pace = config or {}, exists, pace
 
     def start(self, model: nn.Module, optimizer: object, *, first_step: int, config: Mapping[str, object]) -> Watch:
         """Watch a training that is about to begin; an earlier one is closed.
@@ -72,6 +76,7 @@ class RecordingCallback:
             config={**config, **self._config},
             exists=self._exists,
             first_step=first_step,
+            pace=self._pace,
         )
         return self.watch
 
@@ -88,6 +93,18 @@ class RecordingCallback:
     ) -> None:
         if self.watch is not None:
             self.watch.__exit__(kind, error, trace)
+
+
+def takes_part(*, is_main: bool) -> bool:
+    """Whether this process records: each of a process group of torch, else the main one only.
+
+    Args:
+        is_main: whether the trainer calls it the main process.
+
+    Returns:
+        The answer.
+    """
+    return is_main or place()[1] > 1
 
 
 @cache

@@ -7,14 +7,13 @@ nothing is searched or walked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
 import h5py
 import numpy as np
 
+from keelscope.store.chunks import Peek, filters_of
+from keelscope.store.texts import REFERENCE, text_lengths
+
 __all__ = [
-    "Peek",
     "RefusedError",
     "check_link",
     "child_dataset",
@@ -25,17 +24,14 @@ __all__ = [
 ]
 
 
-Peek: TypeAlias = Callable[[int, int], bytes]
-"""Reads ``(place, size)`` of the bytes of a file."""
-
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 _LAYOUTS = {h5py.h5d.CHUNKED, h5py.h5d.CONTIGUOUS}
 _MAX_CHUNK = 64 * 2**20
 _SLACK = 64 * 2**20
 _DEFLATE = 1100
 _MAX_TEXT = 16 * 2**20
+_MAX_ROWS = 2**25
 _MAX_LABELS = 2**22
-_HEAP_REFERENCE = 16
 
 
 class RefusedError(Exception):
@@ -101,7 +97,7 @@ def child_dataset(parent: h5py.Group, name: str, kinds: str, ndim: int) -> h5py.
     plist = dataset.id.get_create_plist()
     if plist.get_layout() not in _LAYOUTS or plist.get_external_count() > 0:
         raise RefusedError(f"{label} keeps its data outside the file")
-    filters = {plist.get_filter(index)[0] for index in range(plist.get_nfilters())}
+    filters = {number for number, _ in filters_of(dataset)}
     if not filters <= _FILTERS:
         raise RefusedError(f"{label} uses a filter that run files do not use")
     is_text = h5py.check_string_dtype(dataset.dtype) is not None
@@ -110,6 +106,8 @@ def child_dataset(parent: h5py.Group, name: str, kinds: str, ndim: int) -> h5py.
         raise RefusedError(
             f"{label} has type {dataset.dtype} and {dataset.ndim} axes, which run files do not have there"
         )
+    if dataset.shape[0] > _MAX_ROWS:
+        raise RefusedError(f"{label} declares {dataset.shape[0]} rows, more than a run file holds")
     _check_size(dataset, label, bool(filters))
     return dataset
 
@@ -131,14 +129,14 @@ def read_labels(parent: h5py.Group, name: str, peek: Peek) -> list[str]:
         RefusedError: if it is not such a dataset, or its texts add up to more than a run file holds.
     """
     dataset = child_dataset(parent, name, "O", 1)
-    size = len(dataset)
-    if dataset.chunks is not None or size > _MAX_LABELS:
-        raise RefusedError(f"{dataset.name} stores its {size} texts in a way that run files do not")
-    place = dataset.id.get_offset()
-    references = peek(place, size * _HEAP_REFERENCE) if place is not None else b""
-    lengths = np.frombuffer(references, "<u4")[:: _HEAP_REFERENCE // 4]
-    if len(lengths) != size or lengths.sum(dtype=np.int64) > _MAX_TEXT:
-        raise RefusedError(f"the texts of {dataset.name} are too long or missing")
+    if len(dataset) > _MAX_LABELS:
+        raise RefusedError(f"{dataset.name} has {len(dataset)} texts, more than a run file holds")
+    try:
+        total = text_lengths(dataset, peek).sum(dtype=np.int64)
+    except (ValueError, OSError, RuntimeError) as error:
+        raise RefusedError(f"the texts of {dataset.name} are damaged or missing: {error}") from error
+    if total > _MAX_TEXT:
+        raise RefusedError(f"the texts of {dataset.name} are too long")
     labels: list[str] = dataset.asstr(errors="replace")[()].tolist()
     return labels
 
@@ -200,7 +198,7 @@ def _attribute(owner: h5py.Group | h5py.Dataset, name: str) -> object:
 
 def _check_size(dataset: h5py.Dataset, label: str, compressed: bool) -> None:
     stored = dataset.id.get_storage_size()
-    itemsize = _HEAP_REFERENCE if dataset.dtype.kind == "O" else dataset.dtype.itemsize
+    itemsize = REFERENCE if dataset.dtype.kind == "O" else dataset.dtype.itemsize
     chunk = int(np.prod(dataset.chunks or (0,), dtype=object)) * itemsize
     declared = int(np.prod(dataset.shape, dtype=object)) * itemsize
     if chunk > _MAX_CHUNK or declared > stored * (_DEFLATE if compressed else 1) + _SLACK:

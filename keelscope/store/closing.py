@@ -1,6 +1,6 @@
-"""Closes a run file so that every HDF5 tool can open it, also when the disk has no room for HDF5's own last writes.
+"""Makes a closed run file durable and whole, also when the disk had no room for HDF5's own last writes.
 
-Used by `worker`, which holds the lock of the file.
+Used by `livepart` after HDF5 has let go of the file.
 """
 
 from __future__ import annotations
@@ -8,35 +8,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import h5py
-
 from keelscope.store import superblock
 
-__all__ = ["close_file"]
+__all__ = ["close_file", "sync_folder"]
 
 
-def close_file(file: h5py.File, path: Path) -> None:
-    """Close a file that was being written and make it durable.
+def close_file(path: Path) -> None:
+    """Mend the end of a file that HDF5 has closed, and wait until the disk has it.
 
     Args:
-        file: the open file.
         path: its name.
 
     Raises:
-        OSError: if it could not be closed or not be made durable.
+        OSError: if it could not be made durable.
     """
-    try:
-        file.close()
-    except (OSError, RuntimeError):
-        # On a full disk HDF5 fails to extend the file to what it has allocated; the second call lets go of it.
-        file.close()
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         _mend_end(descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _mend_end(descriptor: int) -> None:
@@ -51,7 +43,15 @@ def _mend_end(descriptor: int) -> None:
         os.pwrite(descriptor, superblock.repaired(head, size), 0)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Wait until the disk has the names in a folder.
+
+    Args:
+        folder: the folder.
+
+    Raises:
+        OSError: if it is gone.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -23,9 +23,11 @@ __all__ = ["Committer", "State"]
 
 
 class State(IntEnum):
-    """First entry of ``status``; 1 is kept for a run whose parts are being merged."""
+    """First entry of ``status``."""
 
     LIVE = 0
+    CLOSING = 1
+    """The part is complete, the run goes on in the next one."""
     DONE = 2
     STOPPED = 3
 

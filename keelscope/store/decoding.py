@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
+from numpy.typing import NDArray
 
 from keelscope.errors import UnsupportedSchemaError
 from keelscope.store.allowlist import (
-    Peek,
     RefusedError,
     check_link,
     child_dataset,
@@ -24,6 +25,7 @@ from keelscope.store.allowlist import (
     read_labels,
     text_attribute,
 )
+from keelscope.store.chunks import Peek, read_block
 from keelscope.store.names import COVERAGE, SITE, clean, clean_text
 from keelscope.store.schema import (
     SCALARS,
@@ -42,6 +44,8 @@ from keelscope.store.schema import (
 __all__ = ["check_schema", "read_layout", "scalar_names"]
 
 _MAX_NAMES = 10_000
+_MAX_LENGTH = 2**22
+_VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
 
@@ -57,10 +61,9 @@ def check_schema(file: h5py.File, path: Path) -> None:
         UnsupportedSchemaError: if its format has a newer major version.
     """
     found = text_attribute(file, "keelscope_schema", "")
-    major, _, _ = found.partition(".")
-    if not major.isdecimal():
+    if not _VERSION.fullmatch(found):
         raise RefusedError("it is HDF5, but keelscope did not write it")
-    if int(major) > int(SCHEMA_VERSION.partition(".")[0]):
+    if int(found.partition(".")[0]) > int(SCHEMA_VERSION.partition(".")[0]):
         writer = clean(text_attribute(file, "creation_library_version", "unknown"))
         raise UnsupportedSchemaError(
             f"{path} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
@@ -184,7 +187,7 @@ def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:
     return GroupSpec(
         name=name,
         statistics=tuple(
-            _read_statistic(group, key, len(sites)) for key in _names(text_attribute(group, "statistics"))
+            _read_statistic(group, key, len(sites), peek) for key in _names(text_attribute(group, "statistics"))
         ),
         sites=sites,
         probe=clean(text_attribute(group, "keelscope_probe", "")),
@@ -193,11 +196,11 @@ def _read_group(group: h5py.Group, name: str, peek: Peek) -> GroupSpec:
     )
 
 
-def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec:
+def _read_statistic(group: h5py.Group, name: str, n_sites: int, peek: Peek) -> StatisticSpec:
     check_link(group, name, h5py.Dataset)
     dims = tuple(_names(text_attribute(group[name], "extra_axes", "")))
     dataset = child_dataset(group, name, "f", 2 + len(dims))
-    coords = {dim: tuple(map(float, child_dataset(group, dim, "f", 1)[()])) for dim in dims}
+    coords = {dim: tuple(map(float, _whole(child_dataset(group, dim, "f", 1), peek))) for dim in dims}
     if dataset.shape[1:] != (n_sites, *map(len, coords.values())):
         raise RefusedError(f"{dataset.name} has shape {dataset.shape}, which does not fit its {n_sites} sites")
     return StatisticSpec(
@@ -213,7 +216,9 @@ def _read_statistic(group: h5py.Group, name: str, n_sites: int) -> StatisticSpec
 def _read_sites(group: h5py.Group, peek: Peek) -> tuple[Site, ...]:
     paths = read_labels(group, SITE, peek)
     kinds, roles, stacks, aliases = (read_labels(group, name, peek) for name in ("kind", "role", "stack", "aliases"))
-    positions, sizes = (child_dataset(group, name, "iu", 1)[()].tolist() for name in ("position", "numel"))
+    positions, sizes = (_whole(child_dataset(group, name, "iu", 1), peek).tolist() for name in ("position", "numel"))
+    if min(positions, default=0) < -1 or max(positions, default=0) > _MAX_LENGTH or min(sizes, default=0) < 0:
+        raise RefusedError(f"the sites of {group.name} have positions or sizes that no module has")
     columns = zip(paths, kinds, roles, stacks, positions, sizes, aliases, strict=True)
     try:
         return tuple(
@@ -234,6 +239,12 @@ def _read_coverage(group: h5py.Group, peek: Peek) -> tuple[CoverageEntry, ...]:
     )
 
 
+def _whole(dataset: h5py.Dataset, peek: Peek) -> NDArray[np.generic]:
+    if len(dataset) > _MAX_LENGTH:
+        raise RefusedError(f"{dataset.name} has {len(dataset)} entries, more than a run file holds")
+    return read_block(dataset, (slice(None),), peek)
+
+
 def _aliases(text: str) -> tuple[str, ...]:
     names = json.loads(text) if text else []
     return tuple(clean(str(name)) for name in names) if isinstance(names, list) else ()
@@ -251,4 +262,6 @@ def _names(text: str) -> list[str]:
     names = text.split()
     if len(names) > _MAX_NAMES or not all(map(_NAME.fullmatch, names)):
         raise RefusedError("a list of names holds something that is not a name")
+    if len(set(names)) < len(names):
+        raise RefusedError("a list of names names something twice")
     return names

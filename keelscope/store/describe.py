@@ -62,4 +62,5 @@ def _facts(run: ShownRun) -> list[tuple[str, str]]:
     missed = sum(entry.status != "observed" for entry in run.coverage)
     if run.coverage:
         facts.append(("coverage", f"{len(run.coverage) - missed} observed, {missed} not"))
+    facts += [("note", note) for note in run.history.notes]
     return [(name, value) for name, value in facts if value]

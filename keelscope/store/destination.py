@@ -1,64 +1,121 @@
-"""Makes a run file appear under its name in one step, under a free name, and takes its lock.
+"""Chooses the name of a run and takes the lock of a rank in it, so that nothing is ever overwritten.
 
-The file is built under a temporary name and linked to the final one, which fails if that exists: nothing is ever
-overwritten, nobody sees half a file, and of several processes that want a name exactly one gets it. Used by `writer`.
+Of several processes that want a name exactly one gets it: the lock comes first, then the file appears under its name in
+one step, which fails if the name is taken. Ranks of one launch do not talk to each other and still meet: a name is
+free for a rank if everything there was written by live ranks of its own session, see `launch`. Used by `writer`.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from keelscope.errors import RunExistsError, UsageError
-from keelscope.store.lock import Writer, WriterLock, find_writer
+from keelscope.store.launch import session_id
+from keelscope.store.lock import Note, Writer, WriterLock, find_writer, note_of, noted_ranks
+from keelscope.store.parts import find_parts
+from keelscope.store.schema import PartInfo
 
-__all__ = ["Exists", "publish", "temporary_name"]
+__all__ = ["EXISTS", "Claim", "Exists", "check_exists", "claims", "is_being_written", "is_left"]
 
-Exists: TypeAlias = Literal["new", "error"]
-_NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+Exists: TypeAlias = Literal["new", "error", "resume"]
+EXISTS = ("new", "error", "resume")
+_PATIENCE = 1.0
+_PAUSE = 0.01
 
 
-def temporary_name(path: Path) -> Path:
-    """A hidden name beside the run file, different for every process and writer.
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A run that a rank may write to."""
+
+    path: Path
+    part: PartInfo
+    """The first part of this session, with everything but the layout decided."""
+    lock: WriterLock
+
+
+def check_exists(exists: str) -> None:
+    """Refuse a word that `claims` does not know.
 
     Args:
-        path: the run file.
-
-    Returns:
-        A path in the same folder.
-    """
-    return path.with_name(f".keelscope-{os.getpid()}-{os.urandom(4).hex()}.tmp")
-
-
-def publish(temporary: Path, wanted: Path, exists: Exists) -> tuple[Path, WriterLock]:
-    """Give a finished temporary file its final name.
-
-    Args:
-        temporary: the file, which loses its temporary name.
-        wanted: the name the user asked for.
-        exists: ``"new"`` takes the next free of ``keel.h5``, ``keel-2.h5``, ``keel-3.h5``; ``"error"`` refuses.
-
-    Returns:
-        The name it got, and the lock that goes with it.
+        exists: what to do if the run exists.
 
     Raises:
-        RunExistsError: if the name is taken and ``exists`` is ``"error"``.
+        UsageError: if it is none of ``"new"``, ``"error"`` and ``"resume"``.
+    """
+    if exists not in EXISTS:
+        raise UsageError(
+            f"exists={exists!r} is not known; use 'new' (the next free name), 'error' or 'resume' (go on with the run)."
+        )
+
+
+def claims(wanted: Path, part: PartInfo, exists: Exists) -> Iterator[Claim]:
+    """Names that a rank may write to, best first; the lock of each is held when it is given out.
+
+    Args:
+        wanted: the name the user asked for, as an absolute path.
+        part: rank, world size and first step; an empty session id is filled in.
+        exists: ``"new"`` takes the next free of ``keel.h5``, ``keel-2.h5``, ``keel-3.h5``; ``"error"`` refuses a taken
+            one; ``"resume"`` goes on with it.
+
+    Yields:
+        Claims. Who asks for the next must have given back the lock of the one before.
+
+    Raises:
+        RunExistsError: if the name is taken and ``exists`` is ``"error"``, or another process still writes it.
         UsageError: if ``exists`` is anything else.
         OSError: if the folder cannot be written.
     """
-    if exists not in {"new", "error"}:
-        raise UsageError(f"exists={exists!r} is not known; use 'new' (the next free name) or 'error'.")
-    for path in _candidates(wanted):
-        lock = _try_name(temporary, path)
-        if lock is not None:
-            return path, lock
-        if exists == "error":
-            break
+    check_exists(exists)
+    part = replace(part, session_id=part.session_id or session_id(str(wanted), part.world_size))
+    if exists == "resume":
+        yield _resumed(wanted, part)
+        return
+    for path in _candidates(wanted) if exists == "new" else [wanted]:
+        claim = _claimed(path, replace(part, resumed_at_step=-1)) if _is_free(path, part, mine=False) else None
+        if claim is not None and _is_free(path, part, mine=True):
+            yield claim
+        elif claim is not None:
+            claim.lock.release()
     raise RunExistsError(errno.EEXIST, "The run file exists; give another name or exists='new'", str(wanted))
+
+
+def is_being_written(path: Path, rank: int = 0) -> bool:
+    """Whether a live process writes or seals the parts of a rank.
+
+    Args:
+        path: the run file, as an absolute path.
+        rank: whose parts.
+
+    Returns:
+        True also where that process is this one.
+    """
+    return find_writer(path, rank) is not Writer.GONE
+
+
+def is_left(path: Path, rank: int = 0, patience: float = 60.0) -> bool:
+    """Wait until nobody writes a run any more, as after the end of the training before.
+
+    Args:
+        path: the run file, as an absolute path.
+        rank: the rank that wants to go on with it.
+        patience: how long a process that seals the run may take, in seconds; one that still records is given 1.
+
+    Returns:
+        False if somebody still does.
+    """
+    begun = time.monotonic()
+    while (writer := find_writer(path, rank)) is not Writer.GONE:
+        if time.monotonic() > begun + (patience if writer is Writer.SEALING else _PATIENCE):
+            return False
+        time.sleep(_PAUSE)
+    return True
 
 
 def _candidates(wanted: Path) -> Iterator[Path]:
@@ -67,28 +124,52 @@ def _candidates(wanted: Path) -> Iterator[Path]:
         yield wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")
 
 
-def _try_name(temporary: Path, path: Path) -> WriterLock | None:
-    if os.path.lexists(path) or find_writer(path) is not Writer.GONE:
-        return None
-    try:
-        _link(temporary, path)
-    except FileExistsError:
-        return None
-    try:
-        return WriterLock(path)
-    except OSError:
-        path.unlink()
-        raise
+def _resumed(path: Path, part: PartInfo) -> Claim:
+    claim = _claimed(path, part) if is_left(path, part.rank, _PATIENCE) else None
+    if claim is None:
+        message = "The run is still being written; end that process, or take exists='new'"
+        raise RunExistsError(errno.EEXIST, message, str(path))
+    return claim
 
 
-def _link(temporary: Path, path: Path) -> None:
+def _claimed(path: Path, part: PartInfo) -> Claim | None:
+    """The lock of a rank, with the number of its next part and the step from which earlier rows are overtaken."""
+    files = _files(path)
+    number = 1 + max((found for rank, found in files if rank == part.rank), default=-1)
+    earlier = any(not _is_of(path, rank, found, part.session_id) for rank, found in files)
+    resumed_at = max(part.resumed_at_step, part.first_step) if earlier else -1
     try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, "the run file exists", str(path)) from None
-        temporary.rename(path)
-    else:
-        temporary.unlink()
+        lock = WriterLock(path, part.rank, session=part.session_id, first_part=number)
+    except BlockingIOError:
+        return None
+    return Claim(path, replace(part, part=number, resumed_at_step=resumed_at), lock)
+
+
+def _is_free(path: Path, part: PartInfo, *, mine: bool) -> bool:
+    """Whether a rank may begin a run of that name: all that is there belongs to other, live ranks of its session."""
+    files = _files(path)
+    if any(rank == part.rank or not _is_of(path, rank, number, part.session_id) for rank, number in files):
+        return False
+    others = set(noted_ranks(path)) - {rank for rank, _ in files} - ({part.rank} if mine else set())
+    return all(_may_join(path, rank, part) for rank in others)
+
+
+def _may_join(path: Path, rank: int, part: PartInfo) -> bool:
+    """Whether a rank that has a lock, but no file yet, is dead or of the same session; it may still write its note."""
+    end = time.monotonic() + _PATIENCE
+    while is_being_written(path, rank):
+        note = note_of(path, rank)
+        if note != Note() or time.monotonic() > end:
+            return note.session == part.session_id and rank != part.rank
+        time.sleep(_PAUSE)
+    return True
+
+
+def _files(path: Path) -> dict[tuple[int, int], Path]:
+    return ({(0, 0): path} if os.path.lexists(path) else {}) | find_parts(path)
+
+
+def _is_of(path: Path, rank: int, number: int, session: str) -> bool:
+    """Whether a part was made by a live writer of that session."""
+    note = note_of(path, rank)
+    return note.session == session and note.first_part <= number and is_being_written(path, rank)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import h5py
@@ -40,28 +40,71 @@ from keelscope.store.schema import (
     StatisticSpec,
 )
 
-__all__ = ["STATUS_FIELDS", "chunk_rows", "create_objects"]
+__all__ = ["LIVE", "PACKED", "STATUS_FIELDS", "Storage", "attach", "chunk_rows", "create_objects", "write_labels"]
 
 STATUS_FIELDS = ("state", "heartbeat", "rows_committed", "rows_dropped")
 _SCALAR_CHUNK = 1024
 _TEXT = h5py.string_dtype()
 
 
-def create_objects(file: h5py.File, layout: RunLayout) -> None:
+PACKED: Mapping[str, object] = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True}
+"""Filters of a sealed file; every HDF5 reader knows them."""
+_PACKED_CHUNK, _PACKED_SITES = 2**18, 128
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """How the datasets over steps are stored: growing and plain, or of known length and packed."""
+
+    rows: Mapping[str, int] | None = None
+    """Length by group, None while rows still come."""
+    narrow: Set[tuple[str, str]] = frozenset()
+    """(group, statistic) whose values float32 holds exactly."""
+
+    def options(self, group: str, name: str, row: tuple[int, ...], itemsize: int) -> dict[str, object]:
+        """Shape, chunks and filters of one dataset.
+
+        Args:
+            group: name of its group.
+            name: its name.
+            row: shape of a row.
+            itemsize: bytes of an entry.
+
+        Returns:
+            Keywords of ``create_dataset``.
+        """
+        sites = 256 if self.rows is None else _PACKED_SITES
+        tile = tuple(min(size, sites if axis == 0 else 64) for axis, size in enumerate(row))
+        bytes_of_row = itemsize * math.prod(tile)
+        if self.rows is None:
+            return {"shape": (0, *row), "maxshape": (None, *row), "chunks": (chunk_rows(bytes_of_row), *tile)}
+        rows = self.rows[group]
+        fitting = min(1 << (max(1, _PACKED_CHUNK // bytes_of_row).bit_length() - 1), 256 if row else 4096)
+        chunks = (max(1, min(fitting, rows)), *tile)
+        grows = {} if rows else {"maxshape": (None, *row)}
+        narrow = {"dtype": np.float32} if (group, name) in self.narrow else {}
+        return {"shape": (rows, *row), "chunks": chunks, **grows, **PACKED, **narrow}
+
+
+LIVE = Storage()
+
+
+def create_objects(file: h5py.File, layout: RunLayout, storage: Storage = LIVE) -> None:
     """Create everything a run file holds.
 
     Args:
         file: an empty file, open for writing.
         layout: what will be recorded, as `layout.checked` returned it.
+        storage: how the datasets over steps are stored.
     """
     _write_root(file, layout)
-    fields = _labels(file, f"{STATUS}_field", STATUS_FIELDS, "name of each entry of status")
+    fields = write_labels(file, f"{STATUS}_field", STATUS_FIELDS, "name of each entry of status")
     status = file.create_dataset(STATUS, data=np.zeros(len(STATUS_FIELDS)))
     _describe(status, "state (0 live, 2 done, 3 stopped), heartbeat (s since 1970), rows", "")
-    _attach(status, fields)
-    _write_scalars(file, layout.scalars)
+    attach(status, fields)
+    _write_scalars(file, layout.scalars, storage)
     for group in layout.groups:
-        _write_group(file, group)
+        _write_group(file, group, storage)
     if layout.coverage:
         _write_coverage(file, layout.coverage)
 
@@ -121,21 +164,21 @@ def _part_attributes(part: PartInfo) -> dict[str, object]:
     return {**counts, **steps, "session_id": clean(part.session_id)}
 
 
-def _write_scalars(file: h5py.File, labels: Sequence[str]) -> None:
+def _write_scalars(file: h5py.File, labels: Sequence[str], storage: Storage) -> None:
     group = file.create_group(SCALARS, track_order=True)
     names = dataset_names(labels)
     group.attrs.update({"statistics": " ".join(names.values()), "signal": next(iter(names.values()), WALL_TIME)})
     group.attrs["axes"] = [STEP]
-    steps = _steps(group)
-    wall_time = _growing(group, WALL_TIME, (), "s", "seconds since created_at")
-    _attach(wall_time, steps)
+    steps = _steps(group, SCALARS, storage)
+    wall_time = _growing(group, WALL_TIME, "s", "seconds since created_at", storage.options(SCALARS, WALL_TIME, (), 8))
+    attach(wall_time, steps)
     for label, name in names.items():
-        dataset = _growing(group, name, (), "", clean(label))
+        dataset = _growing(group, name, "", clean(label), storage.options(SCALARS, label, (), 8))
         dataset.attrs["label"] = clean(label)
-        _attach(dataset, steps)
+        attach(dataset, steps)
 
 
-def _write_group(file: h5py.File, spec: GroupSpec) -> None:
+def _write_group(file: h5py.File, spec: GroupSpec, storage: Storage) -> None:
     group = file.create_group(spec.name, track_order=True)
     group.attrs.update(
         {
@@ -147,14 +190,15 @@ def _write_group(file: h5py.File, spec: GroupSpec) -> None:
         }
     )
     group.attrs["axes"] = [STEP, SITE]
-    steps = _steps(group)
+    steps = _steps(group, spec.name, storage)
     sites = _write_sites(group, spec.sites)
     axes = {dim: _axis(group, dim, values) for dim, values in extra_axes(spec).items()}
     for statistic in spec.statistics:
-        dataset = _growing(group, statistic.name, row_shape(spec, statistic), statistic.unit, statistic.doc)
+        options = storage.options(spec.name, statistic.name, row_shape(spec, statistic), 8)
+        dataset = _growing(group, statistic.name, statistic.unit, statistic.doc, options)
         dataset.attrs.update(_statistic_attributes(statistic))
-        _attach(dataset, steps, sites, *(axes[dim] for dim in statistic.dims))
-    _attach(_observed(group, len(spec.sites)), steps, sites)
+        attach(dataset, steps, sites, *(axes[dim] for dim in statistic.dims))
+    attach(_observed(group, storage.options(spec.name, OBSERVED, (len(spec.sites),), 1)), steps, sites)
 
 
 def _statistic_attributes(statistic: StatisticSpec) -> dict[str, str]:
@@ -167,7 +211,7 @@ def _statistic_attributes(statistic: StatisticSpec) -> dict[str, str]:
 
 
 def _write_sites(group: h5py.Group, sites: Sequence[Site]) -> h5py.Dataset:
-    scale = _labels(group, SITE, [site.path for site in sites], "dotted path of the module or parameter")
+    scale = write_labels(group, SITE, [site.path for site in sites], "dotted path of the module or parameter")
     columns: dict[str, tuple[object, str]] = {
         "kind": ([clean(site.kind) for site in sites], "class name"),
         "role": ([clean(site.role) for site in sites], "layer, branch, norm, parameter, sublayer, gate or other"),
@@ -180,13 +224,13 @@ def _write_sites(group: h5py.Group, sites: Sequence[Site]) -> h5py.Dataset:
         dtype = _TEXT if isinstance(data, list) else None
         dataset = group.create_dataset(name, data=data, dtype=dtype)
         dataset.attrs["long_name"] = doc
-        _attach(dataset, scale)
+        attach(dataset, scale)
     return scale
 
 
 def _write_coverage(file: h5py.File, entries: Sequence[CoverageEntry]) -> None:
     group = file.create_group(COVERAGE, track_order=True)
-    scale = _labels(group, "path", [entry.path for entry in entries], "dotted path of the module or parameter")
+    scale = write_labels(group, "path", [entry.path for entry in entries], "dotted path of the module or parameter")
     columns = {
         "what": ([entry.what for entry in entries], "module or parameter"),
         "status": ([entry.status for entry in entries], "observed, or why not, in one word"),
@@ -195,44 +239,42 @@ def _write_coverage(file: h5py.File, entries: Sequence[CoverageEntry]) -> None:
     for name, (texts, doc) in columns.items():
         dataset = group.create_dataset(name, data=[clean_text(text) for text in texts], dtype=_TEXT)
         dataset.attrs["long_name"] = doc
-        _attach(dataset, scale)
+        attach(dataset, scale)
 
 
-def _steps(group: h5py.Group) -> h5py.Dataset:
-    steps = group.create_dataset(
-        STEP, shape=(0,), maxshape=(None,), chunks=(_SCALAR_CHUNK,), dtype=np.int64, fillvalue=-1
-    )
+def _steps(group: h5py.Group, name: str, storage: Storage) -> h5py.Dataset:
+    steps = group.create_dataset(STEP, dtype=np.int64, fillvalue=-1, **storage.options(name, STEP, (), 8))
     steps.make_scale(STEP)
     steps.attrs.update({"long_name": "optimizer step", "units": "1"})
     return steps
 
 
-def _growing(group: h5py.Group, name: str, row: tuple[int, ...], unit: str, doc: str) -> h5py.Dataset:
-    tile = tuple(min(size, 256 if axis == 0 else 64) for axis, size in enumerate(row))
-    dataset = group.create_dataset(
-        name,
-        shape=(0, *row),
-        maxshape=(None, *row),
-        chunks=(chunk_rows(8 * math.prod(tile)), *tile),
-        dtype=np.float64,
-        fillvalue=np.nan,
-    )
+def _growing(group: h5py.Group, name: str, unit: str, doc: str, options: Mapping[str, object]) -> h5py.Dataset:
+    dataset = group.create_dataset(name, fillvalue=np.nan, **{"dtype": np.float64, **options})
     _describe(dataset, doc, unit)
-    dataset.attrs["_FillValue"] = np.array([np.nan])
+    dataset.attrs["_FillValue"] = np.array([np.nan], dataset.dtype)
     return dataset
 
 
-def _observed(group: h5py.Group, n_sites: int) -> h5py.Dataset:
-    tile = min(n_sites, 256)
-    dataset = group.create_dataset(
-        OBSERVED, shape=(0, n_sites), maxshape=(None, n_sites), chunks=(chunk_rows(tile), tile), dtype=np.uint8
-    )
+def _observed(group: h5py.Group, options: Mapping[str, object]) -> h5py.Dataset:
+    dataset = group.create_dataset(OBSERVED, dtype=np.uint8, **options)
     _describe(dataset, "whether the site was seen on this step", "1")
     dataset.attrs.update({"flag_values": np.array([0, 1], dtype=np.uint8), "flag_meanings": "not_observed observed"})
     return dataset
 
 
-def _labels(group: h5py.Group, name: str, labels: Sequence[str], doc: str) -> h5py.Dataset:
+def write_labels(group: h5py.Group, name: str, labels: Sequence[str], doc: str) -> h5py.Dataset:
+    """Write texts as a dimension scale.
+
+    Args:
+        group: where.
+        name: name of the scale.
+        labels: the texts.
+        doc: its ``long_name``.
+
+    Returns:
+        The scale.
+    """
     scale = group.create_dataset(name, data=[clean(label) for label in labels], dtype=_TEXT)
     scale.make_scale(name)
     scale.attrs["long_name"] = doc
@@ -246,7 +288,13 @@ def _axis(group: h5py.Group, name: str, values: Sequence[float]) -> h5py.Dataset
     return scale
 
 
-def _attach(dataset: h5py.Dataset, *scales: h5py.Dataset) -> None:
+def attach(dataset: h5py.Dataset, *scales: h5py.Dataset) -> None:
+    """Name the leading axes of a dataset.
+
+    Args:
+        dataset: the dataset.
+        *scales: one dimension scale per axis.
+    """
     for axis, scale in enumerate(scales):
         dataset.dims[axis].attach_scale(scale)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from keelscope.store.layout import extra_axes
 from keelscope.store.names import OBSERVED, SITE, STEP
+from keelscope.store.optional import needed
 from keelscope.store.schema import SCALARS, GroupSpec, Site
 from keelscope.store.shown import ShownRun
 
@@ -32,6 +33,7 @@ def to_tree(run: ShownRun) -> xarray.DataTree:
     Returns:
         One node per group, with the coordinates ``step``, ``site`` and those of each site.
     """
+    needed("xarray", "xarray")
     import xarray
 
     info = run.info

@@ -12,7 +12,7 @@ from keelscope.errors import UsageError
 from keelscope.store.names import COVERAGE, STATUS, check_name
 from keelscope.store.schema import SCALARS, GroupSpec, RunLayout, StatisticSpec
 
-__all__ = ["checked", "extra_axes", "row_shape"]
+__all__ = ["check_wider", "checked", "extra_axes", "row_shape"]
 
 _MAX_EXTRA_AXES = 2
 
@@ -37,6 +37,29 @@ def checked(layout: RunLayout) -> RunLayout:
             raise UsageError(f"A group cannot be called {group.name!r}: the run file uses that name itself.")
         _check_group(group)
     return replace(layout, groups=groups, scalars=tuple(dict.fromkeys(layout.scalars)))
+
+
+def check_wider(before: RunLayout, after: RunLayout) -> None:
+    """Refuse a layout in which something of an earlier one is missing or has another place.
+
+    Args:
+        before: the layout so far, as `checked` returned it.
+        after: the layout to come, likewise.
+
+    Raises:
+        UsageError: if a scalar, group, statistic or site is gone; new sites come after those there were.
+    """
+    groups = {group.name: group for group in after.groups}
+    missing = [f"scalar {name!r}" for name in before.scalars if name not in after.scalars]
+    for old in before.groups:
+        new = groups.get(old.name)
+        if new is None:
+            missing.append(f"group {old.name!r}")
+        else:
+            missing += [f"site {site.path!r}" for site in old.sites[:1] if new.sites[: len(old.sites)] != old.sites]
+            missing += [f"statistic {old.name}/{spec.name}" for spec in old.statistics if spec not in new.statistics]
+    if missing:
+        raise UsageError(f"The new layout lacks {missing[0]} or has it in another place; a run's layout only grows.")
 
 
 def row_shape(group: GroupSpec, statistic: StatisticSpec) -> tuple[int, ...]:

@@ -9,8 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
-from keelscope.store.layout import row_shape
+from keelscope.store.history import History
+from keelscope.store.layout import check_wider, row_shape
 from keelscope.store.names import ALL, OBSERVED, WALL_TIME
+from keelscope.store.overview import Overview
+from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
 from keelscope.store.rows import PackedRow, RowPacker
 from keelscope.store.schema import SCALARS, Row, RunLayout
@@ -31,6 +34,7 @@ class MemoryWriter:
     def __init__(self, layout: RunLayout) -> None:
         self._packer = RowPacker(layout)
         self._table = _Table(self._packer.layout)
+        self._changes = 0
 
     def append(self, row: Row) -> None:
         """Record a row, which is copied.
@@ -44,6 +48,27 @@ class MemoryWriter:
         if not self._table.live:
             raise UsageError("This recording is closed; no more rows can be added.")
         self._table.add(self._packer.pack(row))
+
+    def change(self, layout: RunLayout) -> bool:
+        """From the next row on, record more; the rows so far hold NaN there.
+
+        Args:
+            layout: everything there was, in the same places, and something new.
+
+        Returns:
+            False if that was done as often as a run file allows; then nothing changes.
+
+        Raises:
+            UsageError: if something that was recorded is missing, or the layout cannot be stored.
+        """
+        packer = RowPacker(layout, self._packer.last)
+        check_wider(self._packer.layout, packer.layout)
+        if self._changes >= Pace().changes:
+            return False
+        self._changes += 1
+        self._packer = packer
+        self._table.widen(packer.layout)
+        return True
 
     def flush(self) -> None:
         """Nothing to wait for: a row can be read as soon as `append` returns and the run is refreshed."""
@@ -65,14 +90,26 @@ class _Table:
     """All columns of a run, growing together."""
 
     def __init__(self, layout: RunLayout) -> None:
-        self.layout = layout
         self.live = True
-        self.steps = {group: _Column(np.int64) for group in (SCALARS, *(spec.name for spec in layout.groups))}
-        self.columns = {(SCALARS, name): _Column(np.float64) for name in (WALL_TIME, *layout.scalars)}
-        for group in layout.groups:
-            self.columns[group.name, OBSERVED] = _Column(np.uint8, (len(group.sites),))
-            for spec in group.statistics:
-                self.columns[group.name, spec.name] = _Column(np.float64, row_shape(group, spec))
+        self.steps: dict[str, _Column] = {}
+        self.columns: dict[tuple[str, str], _Column] = {}
+        self.widen(layout)
+
+    def widen(self, layout: RunLayout) -> None:
+        self.layout = layout
+        for group in (SCALARS, *(spec.name for spec in layout.groups)):
+            self.steps.setdefault(group, _Column(np.int64))
+        for name in (WALL_TIME, *layout.scalars):
+            self._column(SCALARS, name, np.float64, ())
+        for spec in layout.groups:
+            self._column(spec.name, OBSERVED, np.uint8, (len(spec.sites),))
+            for statistic in spec.statistics:
+                self._column(spec.name, statistic.name, np.float64, row_shape(spec, statistic))
+
+    def _column(self, group: str, name: str, dtype: type[np.generic], row: tuple[int, ...]) -> None:
+        before = self.columns.get((group, name))
+        if before is None or before.row != row:
+            self.columns[group, name] = _Column(dtype, row, before, self.steps[group].size)
 
     def add(self, row: PackedRow) -> None:
         for group, values in row.groups.items():
@@ -88,9 +125,13 @@ class _Table:
 class _Column:
     """An array that grows along its first axis by doubling."""
 
-    def __init__(self, dtype: type[np.generic], row: tuple[int, ...] = ()) -> None:
-        self._data: NDArray[np.generic] = np.empty((4, *row), dtype)
-        self.size = 0
+    def __init__(
+        self, dtype: type[np.generic], row: tuple[int, ...] = (), before: _Column | None = None, size: int = 0
+    ) -> None:
+        self.row, self.size = row, size
+        self._data = np.full((max(4, size), *row), np.nan if dtype is np.float64 else 0, dtype)
+        if before is not None:
+            self._data[:size, : before.row[0]] = before.rows(0, size)
 
     def append(self, value: ArrayLike) -> None:
         if self.size == len(self._data):
@@ -110,11 +151,8 @@ class _MemorySource:
         self._sizes: dict[str, int] = {}
         self.live = table.live
         self.stopped = False  # its writer is this process
+        self.history = History(problems=_alone(table.layout))
         self.refresh()
-
-    @property
-    def layout(self) -> RunLayout:
-        return self._table.layout
 
     def steps(self, group: str) -> NDArray[np.int64]:
         return self._table.steps[group].rows(0, self._sizes[group]).astype(np.int64)
@@ -123,14 +161,31 @@ class _MemorySource:
         rows = self._table.columns[group, name].rows(start, stop)
         return (rows[:, sites] if rows.ndim > 1 else rows).astype(np.float64)
 
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
+    def observed(self, group: str, start: int, stop: int, sites: slice = ALL, name: str = "") -> NDArray[np.bool_]:
+        del name  # every statistic of a row that one process recorded is known
         return self._table.columns[group, OBSERVED].rows(start, stop)[:, sites].astype(np.bool_)
+
+    def overview(self, group: str, name: str, factor: int, sites: slice = ALL) -> Overview | None:
+        """None is kept: what is in memory is read at once."""
+        del group, name, factor, sites
+        return None
 
     def refresh(self) -> bool:
         sizes = {group: column.size for group, column in self._table.steps.items()}
         grown = sizes != self._sizes
-        self._sizes, self.live = sizes, self._table.live
+        self._sizes, self.live, self.layout = sizes, self._table.live, self._table.layout
         return grown
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _alone(layout: RunLayout) -> tuple[str, ...]:
+    """What to say of a run of several ranks of which this process knows its own part only."""
+    part = layout.part
+    if part.world_size == 1:
+        return ()
+    said = f"Kept in the memory of rank {part.rank} of {part.world_size}; what the other ranks saw is not in it"
+    if any(group.provenance.get("reduce") == "shard" for group in layout.groups):
+        said += ", and sizes and gradients of parameters are those of its shards"
+    return (f"{said}.",)

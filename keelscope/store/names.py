@@ -14,11 +14,14 @@ from keelscope.errors import UsageError
 __all__ = [
     "ALL",
     "COVERAGE",
+    "GRADIENTS",
     "OBSERVED",
     "RESERVED",
     "SITE",
     "STATUS",
     "STEP",
+    "SUBLAYERS",
+    "TOTAL_NORM",
     "WALL_TIME",
     "as_json_text",
     "check_name",
@@ -33,6 +36,10 @@ STEP = "step"
 SITE = "site"
 OBSERVED = "observed"
 WALL_TIME = "wall_time"
+GRADIENTS = "parameter_gradients"
+SUBLAYERS = "sublayers"
+TOTAL_NORM = "grad_norm_total"
+"""The scalar that is the norm over all of ``parameter_gradients/norm``."""
 STATUS = "status"
 COVERAGE = "coverage"
 RESERVED = frozenset({STEP, SITE, OBSERVED, WALL_TIME, "kind", "role", "stack", "position", "numel", "aliases"})

@@ -1,11 +1,12 @@
 """Opens a run file in the one way that suits its state, which is read from the superblock before HDF5 sees the file.
 
-A file that another process is writing opens for SWMR reading. Every other file opens behind a read-only view of its
-bytes: if its writer died, the view shows HDF5 the superblock that a close would have left, so the file itself is not
-touched and a SWMR reader, which can wait for ever on a damaged file, is not risked. The view also keeps this process's
-handles apart: HDF5 shares one state among all handles of a file in a process, so a SWMR reader beside the writer would
-keep the file open after the writer closed it, and other libraries would be refused over their locking flags. Used by
-`filesource`.
+HDF5 sees every file behind a read-only view of its bytes, with the superblock that a close would have left: the file
+itself is not touched, whether it is closed, its writer died, or is still writing. Reading a live file as a SWMR reader
+is not needed and not safe: on a torn piece of metadata such a reader waits for ever inside HDF5, where nothing can stop
+it. A reader behind the view gets an error from the same bytes, and reads again if the file is live (`filesource`). The
+view also keeps this process's handles apart: HDF5 shares one state among all handles of a file in a process, so a SWMR
+reader beside the writer would keep the file open after the writer closed it, and other libraries would be refused over
+their locking flags.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -22,11 +21,11 @@ import h5py
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError
 from keelscope.store import superblock
-from keelscope.store.allowlist import Peek
 from keelscope.store.lock import Writer, find_writer
+from keelscope.store.parts import place_of
 from keelscope.store.view import ClosedView
 
-__all__ = ["FileState", "file_state", "open_file", "peeking"]
+__all__ = ["FileState", "file_state", "open_file"]
 
 
 class FileState(Enum):
@@ -60,7 +59,7 @@ def file_state(path: Path) -> FileState:
         os.close(descriptor)
 
 
-def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView | None]:
+def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView]:
     """Open a run file for reading.
 
     Args:
@@ -68,35 +67,17 @@ def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView | Non
         state: what `file_state` said about it.
 
     Returns:
-        The open file, and the view through which HDF5 sees it, if there is one.
+        The open file, and the view through which HDF5 sees it.
 
     Raises:
         NotARunFileError: if HDF5 cannot read it.
     """
-    view = None if state is FileState.LIVE else ClosedView(_open(path), growing=state is FileState.LIVE_HERE)
+    view = ClosedView(_open(path), growing=state in {FileState.LIVE, FileState.LIVE_HERE})
     try:
-        return h5py.File(view, "r") if view else h5py.File(path, "r", swmr=True, locking=False), view
+        return h5py.File(view, "r"), view
     except (OSError, RuntimeError, KeyError, ValueError) as error:
-        if view:
-            view.close()
+        view.close()
         raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
-
-
-@contextmanager
-def peeking(path: Path) -> Iterator[Peek]:
-    """Read bytes of a file beside HDF5.
-
-    Args:
-        path: the file.
-
-    Yields:
-        A function from place and size to bytes.
-    """
-    descriptor = _open(path)
-    try:
-        yield lambda place, size: os.pread(descriptor, size, place)
-    finally:
-        os.close(descriptor)
 
 
 def _state_of(path: Path, descriptor: int) -> FileState:
@@ -112,10 +93,10 @@ def _state_of(path: Path, descriptor: int) -> FileState:
         raise NotARunFileError(
             f"{path} was left open by another program; if none is writing it, run: h5clear -s --increment=0 FILE."
         )
-    writer = find_writer(path.absolute())
+    writer = find_writer(*place_of(path.absolute()))
     if writer is Writer.HERE or (writer is Writer.PARENT and _has_open_files()):
         return FileState.LIVE_HERE
-    if writer is not Writer.GONE:
+    if writer not in {Writer.GONE, Writer.SEALING}:
         return FileState.LIVE
     # The writer may have closed the file between the two looks.
     closed = _superblock(path, descriptor).flags == superblock.CLOSED
@@ -147,7 +128,7 @@ def _open(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotARunFileError(
-                f"{path} is a symbolic link; open the file it leads to: {path.resolve()}."
+                f"{path} is a symbolic link; open the file it leads to: {os.path.realpath(path)}."
             ) from error
         raise RunFileError(error.errno, f"The run file cannot be read ({error.strerror})", str(path)) from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

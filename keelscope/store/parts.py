@@ -11,8 +11,9 @@ from pathlib import Path
 
 from keelscope.store.lock import parts_folder
 
-__all__ = ["find_parts", "part_path"]
+__all__ = ["find_parts", "part_path", "place_of"]
 
+_FOLDER = ".parts"
 _PART = re.compile(r"r(\d{5})\.p(\d{4})\.h5")
 
 
@@ -49,3 +50,22 @@ def find_parts(path: Path) -> dict[tuple[int, int], Path]:
         return {}
     matches = (match for name in names if (match := _PART.fullmatch(name)))
     return {(int(match[1]), int(match[2])): parts_folder(path) / match[0] for match in matches}
+
+
+def place_of(path: Path) -> tuple[Path, int, int]:
+    """Which part of which run a file is, by its name.
+
+    Args:
+        path: any run file or part.
+
+    Returns:
+        The run file, rank and part; the file itself, 0 and 0 if its name is not that of a part.
+
+    Example:
+        >>> place_of(Path("runs/keel.h5.parts/r00003.p0001.h5"))[1:]
+        (3, 1)
+    """
+    match, folder = _PART.fullmatch(path.name), path.parent.name
+    if match is None or not folder.endswith(_FOLDER) or folder == _FOLDER:
+        return path, 0, 0
+    return path.parent.with_name(folder.removesuffix(_FOLDER)), int(match[1]), int(match[2])

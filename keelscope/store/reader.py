@@ -10,73 +10,56 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
+from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
-from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, RunLayout, StatisticSpec
+from keelscope.store.overview import Overview, joined, reduced
+from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, StatisticSpec
 from keelscope.store.series import Series
+from keelscope.store.source import RunSource
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray
 
-__all__ = ["Run", "RunSource", "open_run"]
+__all__ = ["Run", "open_run"]
+
+_BLOCK = 4096
 
 
-class RunSource(Protocol):
-    """Where a `Run` gets its numbers from."""
+def open_run(path: str | Path, *, isolated: bool = False) -> Run:
+    """Open a run for reading, whether it is finished, being written, or was left by a killed process.
 
-    @property
-    def layout(self) -> RunLayout:
-        """What is recorded."""
-
-    @property
-    def live(self) -> bool:
-        """Whether more rows may come."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the writer ended without closing it."""
-
-    def steps(self, group: str) -> NDArray[np.int64]:
-        """Recorded steps of a group (or of the scalars), ``[step]``, as of the last refresh."""
-
-    def read(self, group: str, name: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.float64]:
-        """Rows ``start:stop`` of a statistic, of some sites, or of a scalar, ``[step, ...]``."""
-
-    def observed(self, group: str, start: int, stop: int, sites: slice = ALL) -> NDArray[np.bool_]:
-        """Rows ``start:stop`` of which sites were seen, ``[step, site]``."""
-
-    def refresh(self) -> bool:
-        """Look for new rows; True if there are any."""
-
-    def close(self) -> None:
-        """Give back what is held open."""
-
-
-def open_run(path: str | Path) -> Run:
-    """Open a run file for reading, whether it is finished, being written, or was left by a killed process.
-
-    The file is never changed. A run file is treated as untrusted input: only what the format allows is read.
+    All parts of the run are read as one, those of other processes and of earlier sessions too; what is missing or could
+    not be read is said in `Run.notes`. No file is changed. A run file is treated as untrusted input: only what the
+    format allows is read.
 
     Args:
-        path: the file.
+        path: the file that was named when recording.
+        isolated: let another process read the file. A file that somebody forged can crash or hang HDF5 itself, which
+            then takes only that process down and is an error here. Costs 0.3 s once and a copy of what is read.
 
     Returns:
-        The run. It holds the file open until `Run.close`.
+        The run. It holds its files open until `Run.close`.
 
     Raises:
         RunNotFoundError: if there is no such file.
         NotARunFileError: if it is not a run file, is damaged, or holds something a run file must not hold.
         UnsupportedSchemaError: if a newer major version of keelscope wrote it.
     """
-    from keelscope.store.filesource import FileSource
-
     found = Path(path).expanduser()
-    return Run(FileSource(found), found)
+    if isolated:
+        from keelscope.store.isolated import IsolatedSource
+
+        return Run(IsolatedSource(found), found)
+    from keelscope.store.runfiles import RunFiles
+
+    return Run(RunFiles(found), found)
 
 
 class Run:
@@ -90,7 +73,7 @@ class Run:
     def __init__(self, source: RunSource, path: Path | None = None) -> None:
         self._source = source
         self.path = path
-        self.groups: Mapping[str, GroupSpec] = {group.name: group for group in source.layout.groups}
+        self.groups = _groups_of(source)
 
     @property
     def info(self) -> RunInfo:
@@ -116,6 +99,16 @@ class Run:
     def stopped(self) -> bool:
         """Whether the recording process ended without closing the file; what it had committed is all there."""
         return self._source.stopped
+
+    @property
+    def history(self) -> History:
+        """The sessions that recorded it, which ranks are missing where, and what could not be read."""
+        return self._source.history
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken rows."""
+        return self._source.history.notes
 
     @property
     def steps(self) -> NDArray[np.int64]:
@@ -186,12 +179,13 @@ class Run:
         return self._source.steps(group)
 
     def observed(
-        self, group: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
+        self, key: str, start: int | None = None, stop: int | None = None, *, sites: slice = ALL
     ) -> NDArray[np.bool_]:
         """Whether each site was seen on each step, so that a NaN there is a computed one.
 
         Args:
-            group: name of a group of statistics.
+            key: name of a group, or ``"group/statistic"``: a sum over ranks is unknown where one of them is missing, so
+                that the site counts as not observed there.
             start: first row, counted from the end if negative.
             stop: row after the last.
             sites: which stretch of the site axis.
@@ -202,10 +196,53 @@ class Run:
         Raises:
             SeriesNotFoundError: if the run has no such group.
         """
-        if group not in self.groups:
-            raise SeriesNotFoundError(self._not_found(group))
+        group, _, name = key.partition("/")
+        if group not in self.groups or (name and self._statistic(group, name) is None):
+            raise SeriesNotFoundError(self._not_found(key))
         first, last, _ = slice(start, stop).indices(len(self._source.steps(group)))
-        return self._source.observed(group, first, max(first, last), sites)
+        return self._source.observed(group, first, max(first, last), sites, name)
+
+    def overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview:
+        """One series in fewer rows: mean, lowest and highest value of every `factor` recorded rows.
+
+        Sealed files of long runs hold those for 16 and 256 ready made, so that a picture of a long run needs no more
+        than they do; otherwise every row is read. Ready-made ones keep 16 bits of mantissa.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin, at least 1.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, the last of which may hold fewer rows.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold it.
+        """
+        found = self.stored_overview(key, factor, sites=sites)
+        if found is not None:
+            return found
+        rows, block = len(self._source.steps(key.partition("/")[0])), factor * max(1, _BLOCK // factor)
+        return joined([self._reduced(key, at, at + block, factor, sites) for at in range(0, max(rows, 1), block)])
+
+    def stored_overview(self, key: str, factor: int, *, sites: slice = ALL) -> Overview | None:
+        """As `overview`, only if the run holds it ready made.
+
+        Args:
+            key: ``"group/statistic"``.
+            factor: rows per bin.
+            sites: which stretch of the site axis.
+
+        Returns:
+            The bins, or None.
+
+        Raises:
+            SeriesNotFoundError: if the run does not hold the series.
+        """
+        group, _, name = key.partition("/")
+        if group not in self.groups or self._statistic(group, name) is None:
+            raise SeriesNotFoundError(self._not_found(key))
+        return self._source.overview(group, name, factor, sites)
 
     def refresh(self) -> bool:
         """Look for rows that were committed since the run was opened or last refreshed.
@@ -213,7 +250,9 @@ class Run:
         Returns:
             True if there are any.
         """
-        return self._source.refresh()
+        grown = self._source.refresh()
+        self.groups = _groups_of(self._source)
+        return grown
 
     def close(self) -> None:
         """Close the file. Series that were read stay valid."""
@@ -228,6 +267,30 @@ class Run:
         from keelscope.store.labelled import to_tree
 
         return to_tree(self)
+
+    def to_frame(self, *keys: str) -> pd.DataFrame:
+        """Series as one long pandas table, read into memory (needs pandas).
+
+        Args:
+            keys: ``"group/statistic"`` or ``"scalars/name"``; none means all.
+
+        Returns:
+            Columns ``step``, ``group``, ``statistic``, ``site``, ``part`` (such as ``"quantile=0.5"``, mostly empty)
+            and ``value``. A site that was not seen on a step has no row there.
+
+        Raises:
+            UsageError: if pandas is not installed.
+            SeriesNotFoundError: if the run does not hold a series; the message names the nearest ones.
+        """
+        from keelscope.store.framing import to_frame
+
+        for key in keys:
+            self.read(key, 0, 0)
+        return to_frame(self, keys or self.keys())
+
+    def _reduced(self, key: str, start: int, stop: int, factor: int, sites: slice) -> Overview:
+        series, seen = self.read(key, start, stop, sites=sites), self.observed(key, start, stop, sites=sites)
+        return reduced(series.steps, np.asarray(series.values, np.float64), seen, factor)
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:
@@ -272,3 +335,7 @@ class Run:
         from keelscope.store.describe import as_html
 
         return as_html(self)
+
+
+def _groups_of(source: RunSource) -> Mapping[str, GroupSpec]:
+    return {group.name: group for group in source.layout.groups}

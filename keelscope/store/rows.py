@@ -29,6 +29,8 @@ class PackedRow:
     """``groups[group][statistic]`` float64 ``[site, ...]``, and ``groups[group]["observed"]`` uint8 ``[site]``."""
     scalars: NDArray[np.float64]
     """``[scalar]`` in the order of the layout; NaN where nothing was logged."""
+    layout: RunLayout
+    """What it fits."""
 
 
 class RowPacker:
@@ -36,14 +38,15 @@ class RowPacker:
 
     Args:
         layout: what is recorded; `layout` holds it as it will be stored.
+        last: step of the row before the first, -1 if there is none.
     """
 
-    def __init__(self, layout: RunLayout) -> None:
+    def __init__(self, layout: RunLayout, last: int = -1) -> None:
         self.layout = checked(layout)
         self._groups = {group.name: group for group in self.layout.groups}
         self._left_out = {group.name for group in layout.groups} - self._groups.keys()
         self._shapes = {g.name: {s.name: row_shape(g, s) for s in g.statistics} for g in self.layout.groups}
-        self._last = -1
+        self.last = last
         self.unknown_scalars: set[str] = set()
         """Names that were logged but are not in the layout, so that their values are not stored."""
 
@@ -59,15 +62,15 @@ class RowPacker:
         Raises:
             UsageError: if it does not fit the layout or does not come after the row before it.
         """
-        if row.step <= self._last:
+        if row.step <= self.last:
             raise UsageError(
-                f"Row {row.step} comes after row {self._last}; steps must increase, starting at 0 or above."
+                f"Row {row.step} comes after row {self.last}; steps must increase, starting at 0 or above."
             )
         self.unknown_scalars |= row.scalars.keys() - set(self.layout.scalars)
         groups = {name: self._pack_group(name, row) for name in row.values if name not in self._left_out}
         scalars = np.array([row.scalars.get(name, np.nan) for name in self.layout.scalars], dtype=np.float64)
-        self._last = row.step
-        return PackedRow(int(row.step), float(row.wall_time), groups, scalars)
+        self.last = row.step
+        return PackedRow(int(row.step), float(row.wall_time), groups, scalars, self.layout)
 
     def _pack_group(self, name: str, row: Row) -> dict[str, NDArray[np.generic]]:
         shapes = self._shapes.get(name)

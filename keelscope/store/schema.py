@@ -121,7 +121,7 @@ class StatisticSpec:
     """Coordinate values of each extra axis, e.g. ``{"quantile": (0.1, 0.5, 0.9)}``."""
     across_ranks: str = ""
     """How the finished values of several ranks combine: ``"sum"``, ``"max"``, ``"mean"``, ``"rms"`` (root of the mean
-    of squares), ``"root_sum_squares"``, or ``""``: they cannot, and rank 0 is shown."""
+    of squares), ``"root_sum_squares"``, or ``""``: they cannot, and the first rank that saw a site is shown."""
 
 
 @dataclass(frozen=True, slots=True)

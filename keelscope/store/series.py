@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import UnknownNameError
+from keelscope.store.optional import needed
 from keelscope.store.schema import Site
 
 if TYPE_CHECKING:
@@ -96,15 +97,15 @@ class Series:
 
         Raises:
             UnknownNameError: if the series has more axes than step and site.
+            UsageError: if pandas is not installed.
         """
-        import pandas as pd
-
         if self.values.ndim > 2:
             raise UnknownNameError(f"{self.name} has axes {self.dims}; select one entry of them before to_frame().")
+        pandas = needed("pandas", "frame")
         columns = list(self.paths) if self.sites else [self.name.rpartition("/")[2]]
-        return pd.DataFrame(
-            self.values.reshape(len(self.steps), -1), index=pd.Index(self.steps, name="step"), columns=columns
-        )
+        rows = pandas.Index(self.steps, name="step")
+        frame: pd.DataFrame = pandas.DataFrame(self.values.reshape(len(rows), -1), index=rows, columns=columns)
+        return frame
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.floating]:
         return np.asarray(self.values, dtype=dtype)

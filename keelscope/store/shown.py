@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from keelscope.store.history import History
 from keelscope.store.schema import CoverageEntry, GroupSpec, RunInfo
 from keelscope.store.series import Series
 
@@ -32,6 +33,10 @@ class ShownRun(Protocol):
     @property
     def scalars(self) -> tuple[str, ...]:
         """Names of the scalar series."""
+
+    @property
+    def history(self) -> History:
+        """Its sessions and what there is to say about them."""
 
     @property
     def live(self) -> bool:

@@ -29,7 +29,7 @@ class ClosedView(io.RawIOBase):
         super().__init__()
         self._descriptor = descriptor
         self._place = 0
-        self._guard: HeapGuard | None = HeapGuard(lambda place, size: os.pread(descriptor, size, place))
+        self._guard: HeapGuard | None = HeapGuard(self.peek)
         self._head = os.pread(descriptor, superblock.SIZE, 0)
         self._size = os.fstat(descriptor).st_size
         block = superblock.parse(self._head)
@@ -63,6 +63,18 @@ class ClosedView(io.RawIOBase):
             self._guard.check(self._place, got)
         self._place += wanted
         return wanted
+
+    def peek(self, place: int, size: int) -> bytes:
+        """Bytes of the file, as they are.
+
+        Args:
+            place: where they begin.
+            size: how many.
+
+        Returns:
+            The bytes, fewer at the end of the file.
+        """
+        return os.pread(self._descriptor, size, place) if place < _GROWING else b""
 
     def expect_numbers(self) -> None:
         """Stop looking for text, once everything but numbers was read: some numbers look like the start of a heap."""

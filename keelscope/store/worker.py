@@ -6,58 +6,44 @@ full or gone, recording stops, rows are counted as dropped, and writing is tried
 
 from __future__ import annotations
 
-import os
-import re
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from itertools import takewhile
 
-import h5py
-
-from keelscope.store.closing import close_file
-from keelscope.store.commit import Committer, State
-from keelscope.store.lock import WriterLock
+from keelscope.store.commit import State
+from keelscope.store.destination import Claim
+from keelscope.store.pace import Pace
+from keelscope.store.rotation import PartWriter, reason
 from keelscope.store.rows import PackedRow
+from keelscope.store.schema import RunLayout
 
-__all__ = ["Pace", "Worker"]
+__all__ = ["Worker"]
 
-_MIN_FREE = 64 * 2**20
 _FLUSH_TIMEOUT = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """When rows are committed and how long anything may wait; times in seconds."""
-
-    batch: int = 16
-    delay: float = 1.0
-    capacity: int = 256
-    patience: float = 1.0
-    """How long `Worker.put` waits for room in the queue before the row is dropped."""
-    retry: float = 60.0
-    heartbeat: float = 10.0
-
-
 class Worker:
-    """Owns the open file, its lock and the thread; one per run file.
+    """Owns the parts that one rank writes, their lock and the thread.
 
     Args:
-        file: the run file, in SWMR mode.
-        path: its name.
-        lock: its lock.
-        committer: writes to it.
-        pace: when to commit.
+        claim: the run, the first part and the lock.
+        layout: what the first rows hold.
+        pace: when to commit and when to begin the next part.
+
+    Raises:
+        FileExistsError: if the name of the first part was taken meanwhile.
+        OSError: if it cannot be created.
     """
 
-    def __init__(self, file: h5py.File, path: Path, lock: WriterLock, committer: Committer, pace: Pace) -> None:
-        self._file, self._path, self._lock, self._committer, self._pace = file, path, lock, committer, pace
+    def __init__(self, claim: Claim, layout: RunLayout, pace: Pace) -> None:
+        self._path, self._lock, self._pace = claim.path, claim.lock, pace
+        self._parts = PartWriter(claim, layout, pace)
         self._queue: deque[tuple[float, PackedRow]] = deque()
         self._wake = threading.Condition()
         self._flush_asked = self._closing = self._stalled = False
-        self._descriptor = int(file.id.get_vfd_handle())
         self._state = State.LIVE
         self._retry_at = self._beat_at = time.monotonic()
         self.dropped = 0
@@ -98,16 +84,6 @@ class Worker:
         if threading.current_thread() is not self._thread:
             self._thread.join(_FLUSH_TIMEOUT)
 
-    def disarm(self) -> None:
-        """In a forked child: make every write that HDF5 may still do to the parent's file go nowhere.
-
-        Without this, a child that ends normally closes the file and clears the flag that says it is being written.
-        """
-        if self._descriptor >= 0:
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, self._descriptor)
-            os.close(nowhere)
-
     def _work(self) -> None:
         while self._wait():
             self._write()
@@ -140,35 +116,33 @@ class Worker:
         if self._state is State.LIVE or time.monotonic() >= self._retry_at:
             self._guarded(self._commit_waiting)
         with self._wake:
-            self._flush_asked = False
+            # asked for while the last rows were on their way: those that came since are still to be written
+            self._flush_asked = self._flush_asked and bool(self._queue) and self._state is State.LIVE
             self._wake.notify_all()
 
     def _commit_waiting(self) -> None:
-        while True:
+        if self._state is State.STOPPED:
+            self._parts.begin_again()
+        more = True
+        while more:
+            batch = self._next_batch()
+            done = self._parts.write(batch, self.dropped) if batch else 0
             with self._wake:
-                batch = [row for _, row in list(self._queue)[: 4 * self._pace.batch]]
-            if batch:
-                self._check_space(len(batch))
-                self._committer.commit(batch)
-            with self._wake:
-                for _ in batch:
+                for _ in range(done):
                     self._queue.popleft()
                 self._stalled = False
                 more = bool(self._queue) and (self._flush_asked or self._closing)
                 self._wake.notify_all()
-            if not more:
-                break
-        self._committer.report(State.LIVE, self.dropped)
+        self._parts.report(State.LIVE, self.dropped)
+        self.problem = self.problem or self._parts.problem
         self._state = State.LIVE
         self._beat_at = time.monotonic()
 
-    def _check_space(self, n_rows: int) -> None:
-        """Refuse to write into the last free space: running into the end of a disk is what damages files."""
-        disk = os.statvfs(self._path.parent)
-        free = disk.f_bavail * disk.f_frsize
-        needed = max(_MIN_FREE, 4 * self._committer.growth(n_rows))
-        if free < needed:
-            raise OSError(f"only {free / 2**20:.0f} MB are free on its disk, {needed / 2**20:.0f} MB are needed")
+    def _next_batch(self) -> list[PackedRow]:
+        """Rows that wait, up to the first of another layout."""
+        with self._wake:
+            rows = [row for _, row in list(self._queue)[: 4 * self._pace.batch]]
+        return list(takewhile(lambda row: row.layout is rows[0].layout, rows))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Run something that writes; on any error stop recording. Training must go on whatever it was."""
@@ -178,8 +152,10 @@ class Worker:
             with self._wake:
                 self._state = State.STOPPED
                 self._retry_at = time.monotonic() + self._pace.retry
-                self.problem = self.problem or f"recording to {self._path} stopped: {_reason(error)}"
+                self.problem = self.problem or f"recording to {self._path} stopped: {reason(error)}"
                 self._wake.notify_all()
+            with suppress(OSError, RuntimeError):
+                self._parts.report(State.STOPPED, self.dropped)
 
     def _finish(self) -> None:
         self._guarded(self._commit_waiting)
@@ -187,17 +163,11 @@ class Worker:
             self.dropped += len(self._queue)
             self._queue.clear()
         final = State.DONE if self._state is State.LIVE else State.STOPPED
-        self._guarded(self._committer.trim)
-        self._guarded(lambda: self._committer.report(final, self.dropped))
-        self._guarded(self._close)
+        self._guarded(lambda: self._parts.close(final, self.dropped))
         self._guarded(self._lock.release)
         with self._wake:
             self._flush_asked = False
             self._wake.notify_all()
-
-    def _close(self) -> None:
-        self._descriptor = -1
-        close_file(self._file, self._path)
 
     def _has_room(self) -> bool:
         return len(self._queue) < self._pace.capacity and self._state is State.LIVE
@@ -205,11 +175,3 @@ class Worker:
     def _drop(self) -> None:
         self.dropped += 1
         self.problem = self.problem or f"{self._path}: the disk cannot keep up, rows are being lost"
-
-
-def _reason(error: Exception) -> str:
-    """What went wrong, in a few words; HDF5 hides them in a report of several lines."""
-    found = re.search(r"error message = '([^']*)'", str(error))
-    if found:
-        return found[1]
-    return (error.strerror if isinstance(error, OSError) else None) or str(error).partition("\n")[0]

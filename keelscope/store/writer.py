@@ -1,27 +1,27 @@
 """`RunWriter`: records rows into a run file while training goes on.
 
-It checks and copies rows (`rows`), creates the file (`encoding`, `destination`) and hands the rows to the writer thread
-(`worker`). `memory.MemoryWriter` is the same without a file.
+It checks and copies rows (`rows`), finds a name (`destination`) and hands the rows to the writer thread (`worker`),
+which writes them to one part after the other (`rotation`, `livepart`). `memory.MemoryWriter` does it without a file.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 import weakref
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-import h5py
-
-from keelscope.errors import RecordingWarning, RunFileError, UsageError
-from keelscope.store.commit import Committer
-from keelscope.store.destination import Exists, publish, temporary_name
-from keelscope.store.encoding import create_objects
+from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.store.destination import Exists, check_exists, claims
+from keelscope.store.layout import check_wider
+from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.rows import RowPacker
-from keelscope.store.schema import Row, RunLayout
-from keelscope.store.worker import Pace, Worker
+from keelscope.store.schema import PartInfo, Row, RunLayout
+from keelscope.store.sealer import seal_closed_run
+from keelscope.store.worker import Worker
 
 __all__ = ["RunWriter"]
 
@@ -31,13 +31,16 @@ class RunWriter:
 
     Rows are committed by a thread of its own, 16 at a time or after one second. When the disk is full or gone,
     recording stops with one `RecordingWarning` and training goes on. A forked child never writes. `close` also runs at
-    interpreter exit and when the writer is garbage collected.
+    interpreter exit and when the writer is garbage collected. A closed run is sealed, see `sealer`.
 
     Args:
         path: the file to create; missing parent folders are created.
-        layout: everything that will be recorded.
-        exists: if the name is taken, ``"new"`` uses the next free one (``keel-2.h5``), ``"error"`` refuses.
+        layout: everything that will be recorded; its `PartInfo` says which rank writes, and the step of the first row.
+        exists: if the name is taken, ``"new"`` uses the next free one (``keel-2.h5``), ``"error"`` refuses,
+            ``"resume"`` goes on with the run in a new part.
         pace: how often to commit and how long to wait.
+        part: instead of that of the layout. Ranks of one launch find each other's files by what they share in their
+            environment, or by a ``session_id`` given here, see `launch`.
 
     Raises:
         RunExistsError: if the name is taken and ``exists`` is ``"error"``.
@@ -46,22 +49,29 @@ class RunWriter:
     """
 
     def __init__(
-        self, path: str | Path, layout: RunLayout, *, exists: Exists = "new", pace: Pace | None = None
+        self,
+        path: str | Path,
+        layout: RunLayout,
+        *,
+        exists: Exists = "new",
+        pace: Pace | None = None,
+        part: PartInfo | None = None,
     ) -> None:
-        self._packer = RowPacker(layout)
+        self._packer = RowPacker(layout if part is None else replace(layout, part=part))
         self._pid = os.getpid()
         self._warned: set[str] = set()
         self._closed = False
+        self._pace, self._changes = pace or Pace(), 0
         try:
-            self.path, self._worker = _start(Path(path).expanduser(), self._packer.layout, exists, pace or Pace())
+            self.path, self._worker = _start(Path(path).expanduser(), self._packer.layout, exists, self._pace)
         except RunFileError:
             raise
         except OSError as error:
             raise RunFileError(
                 error.errno, f"The run file cannot be created ({error.strerror or error})", str(path)
             ) from error
-        self._finalizer = weakref.finalize(self, _close_in_owner, self._worker, self._pid)
-        os.register_at_fork(after_in_child=_disarmer(self._worker))
+        after = (self.path.absolute(), (pace or Pace()).seal)
+        self._finalizer = weakref.finalize(self, _close_in_owner, self._worker, self._pid, *after)
 
     def append(self, row: Row) -> None:
         """Record a row. Copies it and returns; the writer thread stores it.
@@ -78,11 +88,29 @@ class RunWriter:
             raise UsageError(f"{self.path} is closed; no more rows can be added.")
         self._worker.put(self._packer.pack(row))
         for name in self._packer.unknown_scalars:
-            self._warn_once(
-                f"scalar {name!r} was not logged on the first recorded step and is not recorded in {self.path}."
-            )
+            self._warn_once(f"scalar {name!r} is not in the layout and is not recorded in {self.path}.")
         if self._worker.problem:
             self._warn_of_problem()
+
+    def change(self, layout: RunLayout) -> bool:
+        """From the next row on, record more: the rows to come go to a new part of the run.
+
+        Args:
+            layout: everything there was, in the same places, and something new.
+
+        Returns:
+            False if that was done too often (`Pace.changes`); then nothing changes.
+
+        Raises:
+            UsageError: if something that was recorded is missing, or the layout cannot be stored.
+        """
+        packer = RowPacker(layout, self._packer.last)
+        check_wider(self._packer.layout, packer.layout)
+        if self._changes >= self._pace.changes:
+            return False
+        self._changes += 1
+        self._packer = packer
+        return True
 
     def flush(self) -> None:
         """Wait until every appended row can be read by other processes."""
@@ -97,9 +125,11 @@ class RunWriter:
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = True
-        self._finalizer()
+        problem = self._finalizer()
         if self._worker.problem:
             self._warn_of_problem()
+        elif problem:
+            self._warn_once(problem)
 
     def run(self) -> Run:
         """The run recorded so far.
@@ -121,21 +151,17 @@ class RunWriter:
 
 
 def _start(wanted: Path, layout: RunLayout, exists: Exists, pace: Pace) -> tuple[Path, Worker]:
+    check_exists(exists)
     _make_folder(wanted.parent)
-    temporary = temporary_name(wanted.absolute())
-    file = h5py.File(temporary, "x", libver=("v110", "v110"), rdcc_nbytes=0, track_order=True, locking=False)
-    try:
-        create_objects(file, layout)
-        file.flush()
-        file.swmr_mode = True
-        file.flush()
-        committer = Committer(file, layout)
-        path, lock = publish(temporary, wanted.absolute(), exists)
-    except BaseException:
-        file.close()
-        temporary.unlink(missing_ok=True)
-        raise
-    return wanted.with_name(path.name), Worker(file, path, lock, committer, pace)
+    for claim in claims(wanted.absolute(), layout.part, exists):
+        try:
+            return wanted.with_name(claim.path.name), Worker(claim, layout, pace)
+        except FileExistsError:  # somebody who does not lock was faster
+            claim.lock.release()
+        except BaseException:
+            claim.lock.release()
+            raise
+    raise RunExistsError(errno.EEXIST, "The run is being written by someone else", str(wanted))
 
 
 def _make_folder(folder: Path) -> None:
@@ -145,17 +171,9 @@ def _make_folder(folder: Path) -> None:
         raise RunFileError(error.errno, "The folder of the run file cannot be created", str(folder)) from error
 
 
-def _close_in_owner(worker: Worker, pid: int) -> None:
-    if os.getpid() == pid:
-        worker.close()
-
-
-def _disarmer(worker: Worker) -> Callable[[], None]:
-    reference = weakref.ref(worker)
-
-    def disarm() -> None:
-        alive = reference()
-        if alive is not None:
-            alive.disarm()
-
-    return disarm
+def _close_in_owner(worker: Worker, pid: int, path: Path, sealing: str) -> str:
+    """Close, and seal what was recorded without trouble; returns why that was not possible."""
+    if os.getpid() != pid:
+        return ""
+    worker.close()
+    return "" if worker.problem or sealing == "never" else seal_closed_run(path, sealing)

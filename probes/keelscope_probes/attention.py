@@ -98,7 +98,8 @@ def _heads(t: Columns) -> NDArray[np.int64]:
 
 def _per_head(name: str, finish: Callable[[Columns], NDArray[np.float64]], unit: str, doc: str) -> Statistic:
     heads = tuple(map(float, range(MOST_HEADS)))
-    return Statistic(name, _TERMS, finish, unit, doc, dims=("head",), coords={"head": heads}, extent=_heads)
+    dims, coords = ("head",), {"head": heads}
+    return Statistic(name, _TERMS, finish, unit, doc, dims, coords, extent=_heads, across_ranks="mean")
 
 
 ENTROPY = _per_head(

@@ -80,9 +80,12 @@ VALUE = Statistic(
     lambda t: np.where(t["count"] > 0, t["total"] / t["count"], np.nan),
     "1",
     "Mean weight that the gate gives, after its sigmoid, clamp or other function.",
+    across_ranks="mean",
 )
 MINIMUM = Statistic("minimum", _WEIGHTS, lambda t: _where(t, "low"), "1", "Smallest weight that the gate gives.")
-MAXIMUM = Statistic("maximum", _WEIGHTS, lambda t: _where(t, "high"), "1", "Largest weight that the gate gives.")
+MAXIMUM = Statistic(
+    "maximum", _WEIGHTS, lambda t: _where(t, "high"), "1", "Largest weight that the gate gives.", across_ranks="max"
+)
 SATURATED_FRACTION = Statistic(
     "saturated_fraction",
     _WEIGHTS,
@@ -90,6 +93,7 @@ SATURATED_FRACTION = Statistic(
     "1",
     "Share of weights whose slope |d weight / d parameter| is below 0.001, constant factors left out; NaN for "
     "constants and where the function between parameter and weight is not known.",
+    across_ranks="mean",
 )
 GRADIENT = Statistic(
     "gradient",
@@ -98,6 +102,8 @@ GRADIENT = Statistic(
     "1",
     "Norm of the gradient at the gate's parameter over the whole step, before clipping; at the output of the gate's "
     "module where it depends on data. NaN for constants and buffers.",
+    across_ranks="rms",
+    grows=0.5,
 )
 
 GATES = TensorProbe("gates", Tap.GATE, (VALUE, MINIMUM, MAXIMUM, SATURATED_FRACTION))

@@ -62,6 +62,7 @@ LATE_TOKEN_LEVEL = Statistic(
     _level,
     "decades",
     "Mean log10 of per-token gradient norms over the later half of positions, tokens with norm > 0 only.",
+    across_ranks="mean",
 )
 LATE_TOKEN_ZERO_FRACTION = Statistic(
     "late_token_zero_fraction",
@@ -69,6 +70,7 @@ LATE_TOKEN_ZERO_FRACTION = Statistic(
     _zero_share,
     "1",
     "Share of tokens in the later half of positions whose gradient is exactly 0.",
+    across_ranks="mean",
 )
 
 GRADIENTS = TensorProbe(

@@ -56,6 +56,7 @@ FROBENIUS_GAIN = Statistic(
     _gain,
     "1",
     "Frobenius norm of the block's Jacobian over sqrt(inputs), |J|_F / sqrt(d), from products J'r with random signs r.",
+    across_ranks="rms",
 )
 FROBENIUS_ERROR = Statistic(
     "frobenius_error",
@@ -63,6 +64,7 @@ FROBENIUS_ERROR = Statistic(
     _gain_error,
     "1",
     "Standard error of frobenius_gain, from the spread of its products and of the micro-batches of the step.",
+    across_ranks="max",
 )
 
 
@@ -106,6 +108,7 @@ SIGMA_MAX = Statistic(
     lambda t: _from_columns(0, t),
     "1",
     "Largest singular value of the block's Jacobian over all samples, from below, by Golub-Kahan-Lanczos.",
+    across_ranks="max",
 )
 SIGMA_ERROR = Statistic(
     "sigma_error",
@@ -113,6 +116,7 @@ SIGMA_ERROR = Statistic(
     lambda t: _from_columns(1, t),
     "1",
     "Residual |J'u - sigma v| of sigma_max: a singular value is at most that far away.",
+    across_ranks="max",
 )
 
 
@@ -158,6 +162,7 @@ EXPONENTS = Statistic(
     "random directions: the value at the lowest block is that of the stack.",
     dims=("exponent",),
     coords={"exponent": tuple(float(i + 1) for i in range(_EXPONENTS))},
+    across_ranks="mean",
 )
 
 JACOBIANS = JacobianProbe("jacobians", Products(), (FROBENIUS_GAIN, FROBENIUS_ERROR), every=_EVERY)

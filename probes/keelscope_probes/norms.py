@@ -152,6 +152,7 @@ JACOBIAN_GAIN = Statistic(
     "1",
     "Frobenius norm of the norm's Jacobian over sqrt(d), root mean square over tokens: the factor on a gradient "
     "without preferred direction.",
+    across_ranks="rms",
 )
 JACOBIAN_GAIN_QUANTILE = Statistic(
     "jacobian_gain_quantile",
@@ -168,6 +169,7 @@ SIGMA_MAX = Statistic(
     _largest,
     "1",
     "Bound max|gamma| / s on the largest singular value of the norm's Jacobian, largest over tokens.",
+    across_ranks="max",
 )
 SIGMA_MAX_EXACT = Statistic(
     "sigma_max_exact",
@@ -175,22 +177,29 @@ SIGMA_MAX_EXACT = Statistic(
     _largest,
     "1",
     "Largest singular value of the norm's Jacobian, largest over tokens, by inertia bisection.",
+    across_ranks="max",
 )
-INPUT_RMS = Statistic("input_rms", _ROWS, _root_mean("input"), "1", "Root mean square of the norm's input.")
+INPUT_RMS = Statistic(
+    "input_rms", _ROWS, _root_mean("input"), "1", "Root mean square of the norm's input.", across_ranks="rms"
+)
 EPSILON_SHARE = Statistic(
     "epsilon_share",
     _ROWS,
     _mean("share"),
     "1",
     "Share of epsilon in the scale, eps / (m + eps), mean over tokens: how much of a gradient along the token passes.",
+    across_ranks="mean",
 )
-GAMMA_RMS = Statistic("gamma_rms", _ROWS, _root_mean("gamma"), "1", "Root mean square of the norm's gain gamma.")
+GAMMA_RMS = Statistic(
+    "gamma_rms", _ROWS, _root_mean("gamma"), "1", "Root mean square of the norm's gain gamma.", across_ranks="rms"
+)
 MEASURED_GAIN = Statistic(
     "measured_gain",
     _TRANSPORT,
     lambda t: np.sqrt(np.where(t["before"] > 0, t["after"] / t["before"], np.nan)),
     "1",
     "Norm of the gradient at the norm's input over that at its output, |J'g| / |g|, as this step's gradient passed it.",
+    across_ranks="rms",
 )
 
 NORMS = TensorProbe(

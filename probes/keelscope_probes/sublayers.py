@@ -7,8 +7,6 @@ norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the do
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -77,7 +75,12 @@ def _predicted(t: Columns) -> NDArray[np.float64]:
 
 
 ALPHA = Statistic(
-    "alpha", _SUM, lambda t: np.sqrt(_ratio(t["aa"], t["xx"])), "1", "Weight of the shortcut, rms(a x) / rms(x)."
+    "alpha",
+    _SUM,
+    lambda t: np.sqrt(_ratio(t["aa"], t["xx"])),
+    "1",
+    "Weight of the shortcut, rms(a x) / rms(x).",
+    across_ranks="rms",
 )
 BRANCH_GAIN = Statistic(
     "branch_gain",
@@ -85,6 +88,7 @@ BRANCH_GAIN = Statistic(
     lambda t: _ratio(t["ff"], t["xx"]),
     "1",
     "Branch gain v = ms(b F) / ms(x), the mean square of what the branch adds over that of the stream.",
+    across_ranks="mean",
 )
 COSINE = Statistic(
     "cosine",
@@ -92,6 +96,7 @@ COSINE = Statistic(
     lambda t: _ratio(t["fx"], np.sqrt(t["ff"]) * np.sqrt(t["xx"])),
     "1",
     "Cosine between what the branch adds and the stream, over all entries.",
+    across_ranks="mean",
 )
 PREDICTED_SLOPE = Statistic(
     "predicted_slope",
@@ -100,6 +105,7 @@ PREDICTED_SLOPE = Statistic(
     "decades",
     "What the shortcut should take from the gradient: 1/2 log10(1 + v / alpha^2) where a norm follows the sum, "
     "else -log10(alpha). Exact for a norm without gain on a stream of mean square 1 and an uncorrelated branch.",
+    across_ranks="mean",
 )
 ABSORBED_FRACTION = Statistic(
     "absorbed_fraction",
@@ -107,6 +113,7 @@ ABSORBED_FRACTION = Statistic(
     lambda t: _ratio(t["absorbed"], t["moving"]),
     "1",
     "Share of entries that the branch does not change although it adds something: lost to rounding in the sum.",
+    across_ranks="mean",
 )
 
 
@@ -132,6 +139,7 @@ SHORTCUT_GAIN = Statistic(
     lambda t: np.sqrt(_ratio(t["gain"], t["rows"])),
     "1",
     "Gain of the shortcut, alpha |J_n|_F / sqrt(d), root mean square over tokens; alpha where no norm is on the sum.",
+    across_ranks="rms",
 )
 
 
@@ -152,8 +160,11 @@ _GRADIENTS = additive(
 )
 
 
-def _root(way: str) -> Callable[[Columns], NDArray[np.float64]]:
-    return lambda t: np.sqrt(np.where(t[f"{way}_entries"] > 0, t[way], np.nan))
+def _norm(name: str, way: str, doc: str) -> Statistic:
+    def finish(t: Columns) -> NDArray[np.float64]:
+        return np.sqrt(np.where(t[f"{way}_entries"] > 0, t[way], np.nan))
+
+    return Statistic(name, _GRADIENTS, finish, "1", doc, across_ranks="rms", grows=0.5)
 
 
 def _path_cosine(t: Columns) -> NDArray[np.float64]:
@@ -161,28 +172,22 @@ def _path_cosine(t: Columns) -> NDArray[np.float64]:
 
 
 _NORMS = (
-    Statistic("output_gradient", _GRADIENTS, _root("leaving"), "1", "Norm of the gradient g' at the stream after."),
-    Statistic("sum_gradient", _GRADIENTS, _root("total"), "1", "Norm of the gradient at the sum, J_n^T g'."),
-    Statistic(
+    _norm("output_gradient", "leaving", "Norm of the gradient g' at the stream after."),
+    _norm("sum_gradient", "total", "Norm of the gradient at the sum, J_n^T g'."),
+    _norm(
         "shortcut_part",
-        _GRADIENTS,
-        _root("shortcut"),
-        "1",
+        "shortcut",
         "Norm of the part of the gradient at the entering stream that came along the shortcut, a J_n^T g'.",
     ),
-    Statistic(
+    _norm(
         "branch_part",
-        _GRADIENTS,
-        _root("branch"),
-        "1",
+        "branch",
         "Norm of the part of the gradient at the entering stream that came through the branch.",
     ),
-    Statistic("input_gradient", _GRADIENTS, _root("entering"), "1", "Norm of the gradient g at the entering stream."),
-    Statistic(
+    _norm("input_gradient", "entering", "Norm of the gradient g at the entering stream."),
+    _norm(
         "shortcut_only_gradient",
-        _GRADIENTS,
-        _root("shortcut_only"),
-        "1",
+        "shortcut_only",
         "Norm of what shortcuts alone carry from the top of the stack to the entering stream: the gradient of the same "
         "model with its branches detached.",
     ),
@@ -193,6 +198,7 @@ PATH_COSINE = Statistic(
     _path_cosine,
     "1",
     "Cosine between shortcut part and branch part of the gradient.",
+    across_ranks="mean",
 )
 
 RESIDUAL_SUMS = TensorProbe(

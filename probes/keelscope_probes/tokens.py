@@ -98,6 +98,7 @@ COSINE_SIMILARITY = Statistic(
     "1",
     "Cosine between two tokens of a sequence, (|sum u|^2 - n) / (n (n - 1)) over n tokens u of length 1; mean over "
     "sequences, 1 where all point the same way.",
+    across_ranks="mean",
 )
 EFFECTIVE_RANK = Statistic(
     "effective_rank",
@@ -106,6 +107,7 @@ EFFECTIVE_RANK = Statistic(
     "1",
     "Participation ratio n^2 / sum_ij cos^2 of the spectrum of n tokens of length 1, between 1 (collapsed) and "
     "min(n, features); mean over sequences.",
+    across_ranks="mean",
 )
 
 TOKENS = TensorProbe(

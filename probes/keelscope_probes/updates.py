@@ -23,7 +23,15 @@ UPDATES = TensorProbe(
     "updates",
     Tap.UPDATE,
     (
-        Statistic("norm", _PAIR, lambda t: np.sqrt(t["update"]), "1", "Norm of the change of one step, |w' - w|."),
+        Statistic(
+            "norm",
+            _PAIR,
+            lambda t: np.sqrt(t["update"]),
+            "1",
+            "Norm of the change of one step, |w' - w|.",
+            across_ranks="root_sum_squares",
+            grows=0.5,
+        ),
         Statistic(
             "ratio",
             _PAIR,

@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
@@ -18,7 +18,6 @@ tables = arrays(
 )
 
 
-@settings(deadline=None)
 @given(tables)
 def test_course_against_a_loop(table):
     found = course(table)
@@ -28,7 +27,6 @@ def test_course_against_a_loop(table):
         np.testing.assert_allclose((found.first[i], found.last[i], found.median[i]), expected)
 
 
-@settings(deadline=None)
 @given(tables, st.floats(1e-3, 1e3))
 def test_the_median_scales(table, c):
     np.testing.assert_allclose(median_over_steps(c * table), c * median_over_steps(table))
@@ -44,7 +42,6 @@ def test_infinities_stay():
     assert median_over_steps([[np.inf, 1.0], [np.inf, 3.0]]).tolist() == [np.inf, 2.0]
 
 
-@settings(deadline=None)
 @given(arrays(bool, array_shapes(min_dims=2, max_dims=2, max_side=6)))
 def test_onset_against_a_loop(flags):
     expected = [next((k for k, flag in enumerate(column) if flag), -1) for column in flags.T]

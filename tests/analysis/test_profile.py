@@ -20,7 +20,6 @@ def every_pair(x, y):
     return slopes[middle] if len(slopes) % 2 else (slopes[middle - 1] + slopes[middle]) / 2
 
 
-@settings(deadline=None)
 @given(levels, st.integers(0, 2**32 - 1))
 def test_theil_sen_is_the_median_of_all_pairs(y, seed):
     x = np.cumsum(np.random.default_rng(seed).uniform(0.1, 3, len(y)))
@@ -53,7 +52,6 @@ def test_no_slope_through_less_than_two_points(n):
     assert np.isnan(theil_sen(np.arange(n), np.arange(n)))
 
 
-@settings(deadline=None)
 @given(levels, st.floats(1e-6, 1e6))
 def test_scale_changes_nothing_but_the_level(y, c):
     one, scaled = depth_profile(10.0**y), depth_profile(c * 10.0**y)
@@ -63,7 +61,6 @@ def test_scale_changes_nothing_but_the_level(y, c):
     assert np.allclose(scaled.levels - one.levels, np.log10(c))
 
 
-@settings(deadline=None)
 @given(levels)
 def test_reversed_depth_has_the_opposite_slope(y):
     one, reversed_ = depth_profile(10.0**y), depth_profile(10.0 ** y[::-1])
@@ -72,7 +69,6 @@ def test_reversed_depth_has_the_opposite_slope(y):
     assert reversed_.flatness == one.flatness
 
 
-@settings(deadline=None)
 @given(st.integers(4, 300), st.floats(-0.3, 0.3), st.sampled_from([1, 2, 4]))
 def test_a_straight_profile_has_its_slope_in_units_of_depth(n, slope, per_layer):
     depth = per_layer * np.arange(1.0, n + 1)

@@ -11,7 +11,7 @@ import pytest
 
 from keelscope.diagnosis.finding import Severity
 from keelscope.diagnosis.headline import Word
-from keelscope_dashboards import cards
+from keelscope_dashboards import cards, verdicts
 from keelscope_dashboards.pages import OVERVIEW
 from keelscope_dashboards.skeleton import skeleton
 from keelscope_dashboards.state import RunState
@@ -40,7 +40,7 @@ def as_json(component: object) -> str:
 
 
 def test_every_headline_has_a_word_a_tone_and_an_icon() -> None:
-    assert set(get_args(Word)) <= set(cards.WORDS)
+    assert set(get_args(Word)) <= set(verdicts.WORDS)
 
 
 def test_every_severity_has_a_look() -> None:

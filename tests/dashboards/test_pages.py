@@ -181,7 +181,7 @@ def test_diagnostics_hold_every_finding_and_the_coverage(kit: ModuleType, tmp_pa
     shown = next(block for block in blocks if block["kind"] == "findings")["items"]
     assert sorted(item["statement"] for item in shown) == sorted(typeset(one.statement) for one in report.findings)
     assert all(item["remedy"] and dict(item["evidence"])["Rule"] for item in shown)
-    assert blocks[0]["items"][0]["headline"] == report.headline
+    assert blocks[0]["items"][0]["pill"][0].lower() == report.headline
     kept = next(block for block in errors if block["kind"] == "findings")["items"]
     assert {item["severity"] for item in kept} == {"error"}
 

@@ -3,12 +3,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
+from keelscope.store import writer
+from keelscope.store.commit import Committer, State
+from keelscope.store.encoding import create_objects
+from keelscope.store.pace import Pace
+from keelscope.store.rows import RowPacker
 from keelscope.store.schema import (
     CoverageEntry,
     GroupSpec,
@@ -19,7 +26,8 @@ from keelscope.store.schema import (
     Stack,
     StatisticSpec,
 )
-from keelscope.store.worker import Pace
+
+collect_ignore = ["mutations.py"]  # a program of its own, which test_fuzz runs
 
 
 def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", "lr")) -> RunLayout:
@@ -50,6 +58,13 @@ def make_layout(sites: int | list[str] = 6, scalars: tuple[str, ...] = ("loss", 
     return RunLayout(info, groups, scalars, coverage)
 
 
+def make_small_layout() -> RunLayout:
+    """Two groups of two sites and one statistic each: a file of it is made and read in a few milliseconds."""
+    layout = make_layout(2, scalars=("loss",))
+    groups = tuple(replace(group, statistics=group.statistics[:1]) for group in layout.groups)
+    return replace(layout, groups=groups, coverage=())
+
+
 def make_row(layout: RunLayout, step: int) -> Row:
     """Every value follows from step, group, statistic and place, so that a reader can check each one."""
     values = {}
@@ -64,9 +79,53 @@ def make_row(layout: RunLayout, step: int) -> Row:
     return Row(step, 0.25 * step, values, dict.fromkeys(layout.scalars, step / 3.0))
 
 
+def write_part(path: Path, layout: RunLayout, rows: Iterable[Row], *, dead: bool = False) -> Path:
+    """A part file as a writer leaves it: closed, or with the flag of one that was killed."""
+    path.parent.mkdir(exist_ok=True)
+    packer, made = RowPacker(layout), path.with_name(path.name + ".made")
+    with h5py.File(made, "x", libver=("v110", "v110"), rdcc_nbytes=0, track_order=True, locking=False) as file:
+        create_objects(file, packer.layout)
+        file.flush()
+        file.swmr_mode = True
+        committer = Committer(file, packer.layout)
+        batch = [packer.pack(row) for row in rows]
+        if batch:
+            committer.commit(batch)
+        committer.report(State.LIVE if dead else State.DONE, 0)
+        if dead:
+            file.flush()
+            path.write_bytes(made.read_bytes())
+    if not dead:
+        path.write_bytes(made.read_bytes())
+    made.unlink()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def unsealed(request, monkeypatch):
+    """Closed files are looked at as their writer left them, except where sealing is what is tested."""
+    if "sealing" not in request.fixturenames:
+        monkeypatch.setattr(writer, "seal_closed_run", lambda *_: "")
+
+
+@pytest.fixture
+def sealing():
+    """Closed runs are sealed, as they are outside these tests."""
+
+
+@pytest.fixture(scope="session", name="write_part")
+def _write_part() -> Callable[..., Path]:
+    return write_part
+
+
 @pytest.fixture(scope="session", name="make_layout")
 def _make_layout() -> Callable[..., RunLayout]:
     return make_layout
+
+
+@pytest.fixture(scope="session", name="make_small_layout")
+def _make_small_layout() -> Callable[[], RunLayout]:
+    return make_small_layout
 
 
 @pytest.fixture(scope="session", name="make_row")
@@ -101,9 +160,8 @@ def python(environment) -> Callable[..., subprocess.CompletedProcess[str]]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
-            **options,
+            **{"timeout": 120, **options},
         )
         assert not check or done.returncode == 0, done.stderr
         return done

@@ -11,16 +11,15 @@ import h5py
 import pytest
 
 from keelscope.errors import RecordingWarning, RunFileError
-from keelscope.store import worker as worker_module
 from keelscope.store.commit import State
+from keelscope.store.pace import Pace
 from keelscope.store.reader import open_run
-from keelscope.store.worker import Pace
 from keelscope.store.writer import RunWriter
 
 FULL = """
 import resource, sys, warnings
 from conftest import make_layout, make_row
-from keelscope.store.worker import Pace
+from keelscope.store.pace import Pace
 from keelscope.store.writer import RunWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
@@ -32,7 +31,7 @@ with warnings.catch_warnings(record=True) as caught:
         writer.append(make_row(layout, step))
         if step % 20 == 0:
             writer.flush()
-            committed = writer._worker._committer.rows
+            committed = writer._worker._parts.part.committer.rows
     writer.close()
 print(len(caught), caught[0].category.__name__, committed, writer._worker.dropped)
 print(caught[0].message)
@@ -76,7 +75,7 @@ def disk(monkeypatch):
         found[1], found[4] = 1, free["bytes"]
         return os.statvfs_result(found)
 
-    monkeypatch.setattr(worker_module.os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "statvfs", statvfs)
     return free
 
 
@@ -121,7 +120,7 @@ def test_an_unexpected_error_in_the_writer_thread_does_not_reach_training(
     tmp_path, layout, make_row, monkeypatch, quick
 ):
     writer = RunWriter(tmp_path / "keel.h5", layout, pace=quick)
-    monkeypatch.setattr(writer._worker._committer, "commit", lambda batch: 1 / 0)
+    monkeypatch.setattr(writer._worker._parts.part.committer, "commit", lambda batch: 1 / 0)
     writer.append(make_row(layout, 0))
     with pytest.warns(RecordingWarning, match="stopped: division by zero"):
         writer.flush()
@@ -134,13 +133,13 @@ def test_an_unexpected_error_in_the_writer_thread_does_not_reach_training(
 def test_a_disk_that_hangs_costs_the_patience_once_and_then_only_rows(tmp_path, layout, make_row, monkeypatch):
     pace = Pace(batch=2, delay=0.01, capacity=8, patience=0.3)
     writer = RunWriter(tmp_path / "keel.h5", layout, pace=pace)
-    hang, real = threading.Event(), writer._worker._committer.commit
+    hang, real = threading.Event(), writer._worker._parts.part.committer.commit
 
     def commit(batch):
         hang.wait(60)
         real(batch)
 
-    monkeypatch.setattr(writer._worker._committer, "commit", commit)
+    monkeypatch.setattr(writer._worker._parts.part.committer, "commit", commit)
     waits = []
     monkeypatch.setattr(writer._worker._wake, "wait_for", lambda condition, timeout: waits.append(timeout))
     with pytest.warns(RecordingWarning, match="the disk cannot keep up, rows are being lost"):

@@ -7,17 +7,19 @@ import sys
 
 import pytest
 
+from keelscope.store.parts import find_parts
 from keelscope.store.reader import open_run
 from keelscope.store.superblock import CLOSED, WRITING_SWMR, parse
 
 SCRIPT = """
 import gc, os, sys
 from conftest import make_layout, make_row
+from keelscope.store.pace import Pace
 from keelscope.store.reader import open_run
 from keelscope.store.writer import RunWriter
 
 def write_through_hdf5():
-    file = writer._worker._file
+    file = writer._worker._parts.part.file
     file["status"][0] = 9.0
     file["gradients/norm"].resize(500, axis=0)
     file.flush()
@@ -36,7 +38,7 @@ def close():
     writer.close()
 
 layout = make_layout()
-writer = RunWriter(sys.argv[1], layout)
+writer = RunWriter(sys.argv[1], layout, pace=Pace(part_rows=int(sys.argv[2]), seal="never"))
 children = [
     lambda: None,
     lambda: os._exit(0),
@@ -57,18 +59,19 @@ for number, child in enumerate(children):
         child()
         sys.exit(0)
     _, status = os.waitpid(pid, 0)
-    print(status, open(writer.path, "rb").read(48)[11], flush=True)
+    part = writer._worker._parts.part.path
+    print(status, part.open("rb").read(48)[11], flush=True)
     writer.flush()
 writer.close()
 """
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory, environment):
+@pytest.fixture(scope="module", params=[1000, 30])
+def forked(request, tmp_path_factory, environment):
     """What a run and its children leave behind: the file, and exit status and superblock flags after each child."""
     path = tmp_path_factory.mktemp("forked") / "keel.h5"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", SCRIPT, str(path)],
+        [sys.executable, "-W", "error", "-c", SCRIPT, str(path), str(request.param)],
         env=environment,
         capture_output=True,
         text=True,
@@ -86,7 +89,8 @@ def test_no_child_fails_or_marks_the_file_as_closed(forked):
 
 def test_every_row_of_the_parent_and_none_of_a_child_is_in_the_file(forked, make_layout, make_row):
     path, _ = forked
-    assert parse(path.read_bytes()[:48]).flags == CLOSED
+    for file in (path, *find_parts(path).values()):
+        assert parse(file.read_bytes()[:48]).flags == CLOSED
     run = open_run(path)
     assert run.steps.tolist() == list(range(160))
     expected = [make_row(make_layout(), step).values["gradients"]["norm"].tolist() for step in range(160)]

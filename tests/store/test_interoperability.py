@@ -4,23 +4,70 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 
+from keelscope.store import sealedfile
 from keelscope.store.memory import MemoryWriter
+from keelscope.store.parts import part_path
 from keelscope.store.reader import open_run
+from keelscope.store.schema import PartInfo
+from keelscope.store.sealing import Outcome, seal
 from keelscope.store.writer import RunWriter
 
 
-@pytest.fixture
-def path(tmp_path, layout, make_row):
+@pytest.fixture(params=["closed", "sealed"])
+def path(request, tmp_path, layout, make_row):
     writer = RunWriter(tmp_path / "keel.h5", layout)
     for step in range(30):
         writer.append(make_row(layout, step))
     writer.close()
+    if request.param == "sealed":
+        seal(writer.path)
     return writer.path
+
+
+@pytest.fixture
+def ranks(tmp_path, layout, make_row, write_part, monkeypatch):
+    """A sealed run of two ranks that counts as long."""
+    monkeypatch.setattr(sealedfile, "LONG_RUN", 20)
+    for rank, rows in ((0, 30), (1, 25)):
+        own = replace(layout, part=PartInfo(rank, 2))
+        write_part(part_path(tmp_path / "keel.h5", rank, 0), own, [make_row(layout, step) for step in range(rows)])
+    assert seal(tmp_path / "keel.h5").outcome is Outcome.SEALED
+    return tmp_path / "keel.h5"
+
+
+@pytest.mark.parametrize("engine", ["h5netcdf", "netCDF4"])
+def test_a_sealed_run_of_several_ranks_is_labelled_throughout(ranks, make_row, layout, engine):
+    with open_dataset(ranks, engine, group="by_rank/gradients") as data:
+        assert data["norm"].dims == ("rank", "step", "site")
+        assert data["quantiles"].dims == ("rank", "step", "site", "quantile")
+        one = data["norm"].sel(rank=1, step=7, site="blocks.3")
+        assert one.item() == make_row(layout, 7).values["gradients"]["norm"][3]
+        assert data["norm"].sel(rank=1, step=29).isnull().all()
+    with open_dataset(ranks, engine, group="ranks") as data:
+        assert data["present"].sel(rank=1).values.tolist() == [1] * 25 + [0] * 5
+    with open_dataset(ranks, engine, group="overview_16/gradients") as data:
+        assert data["rms_max"].dims == ("step", "site")
+        assert data["rms_max"].attrs["units"] == "1"
+    with open_dataset(ranks, engine, group="sessions") as data:
+        assert data["rows"].values.tolist() == [30]
+
+
+def test_every_axis_and_number_of_a_sealed_run_of_ranks_has_a_name_and_a_unit(ranks):
+    test_every_axis_of_every_dataset_is_an_attached_scale(ranks)
+    test_every_dataset_has_a_long_name_and_every_number_a_unit(ranks)
+
+
+def test_a_sealed_run_opens_with_h5py_alone(ranks):
+    with h5py.File(ranks) as file:
+        assert file.attrs["keelscope_kind"] == "run"
+        assert file["gradients/norm"][:].shape == (30, 6)
+        assert file["gradients/site"].asstr()[2] == "blocks.2"
 
 
 def open_dataset(path, engine, **options):
@@ -56,7 +103,7 @@ def test_the_whole_run_opens_as_a_tree(path, engine):
     xarray = pytest.importorskip("xarray")
     pytest.importorskip(engine)
     with xarray.open_datatree(path, engine={"netCDF4": "netcdf4"}.get(engine, engine)) as tree:
-        assert set(tree.children) == {"gradients", "parameters", "scalars", "coverage"}
+        assert {"gradients", "parameters", "scalars", "coverage"} <= set(tree.children)
         assert tree.attrs["Conventions"] == "CF-1.11"
 
 
@@ -106,10 +153,22 @@ def test_every_dataset_has_a_long_name_and_every_number_a_unit(path):
     assert not lacking
 
 
-@pytest.mark.parametrize(
+COMMANDS = pytest.mark.parametrize(
     "command", [["h5dump", "-d", "/gradients/norm"], ["h5dump", "-H"], ["h5ls", "-r"], ["ncdump", "-h"]], ids=" ".join
 )
+
+
+@COMMANDS
 def test_command_line_tools_read_it(path, command):
+    assert_read(command, path)
+
+
+@COMMANDS
+def test_command_line_tools_read_a_sealed_run_of_ranks(ranks, command):
+    assert_read(command, ranks)
+
+
+def assert_read(command, path):
     if shutil.which(command[0]) is None:
         pytest.skip(f"{command[0]} is not installed")
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -10,6 +11,9 @@ import h5py
 import numpy as np
 import pytest
 
+from keelscope.errors import NotARunFileError
+from keelscope.store import filesource, opening
+from keelscope.store.lock import Writer
 from keelscope.store.opening import FileState, file_state
 from keelscope.store.reader import open_run
 from keelscope.store.writer import RunWriter
@@ -144,3 +148,57 @@ def test_refresh_of_a_finished_run_finds_nothing(tmp_path, layout, make_row):
     writer.close()
     run = open_run(writer.path)
     assert (run.refresh(), run.live) == (False, False)
+
+
+def test_a_torn_piece_of_a_live_file_is_an_error_and_never_a_reader_that_waits(tmp_path, layout, make_row, monkeypatch):
+    """A SWMR reader of these bytes would not come back from HDF5; each piece of metadata is torn in turn."""
+    writer = RunWriter(tmp_path / "keel.h5", layout)
+    for step in range(20):
+        writer.append(make_row(layout, step))
+    writer.flush()
+    content = writer.path.read_bytes()
+    writer.close()
+    monkeypatch.setattr(filesource, "_PAUSE", 0.0)
+    monkeypatch.setattr(opening, "find_writer", lambda *_: Writer.ELSEWHERE)
+    torn, outcomes = tmp_path / "torn.h5", {"read": 0, "refused": 0}
+    places = [found.start() for found in re.finditer(b"OHDR|OCHK|EA[HI]B|EAHD|FRHP|FHDB|BTHD|GCOL", content)]
+    for place in places[::5]:
+        torn.write_bytes(content[: place + 24] + bytes(40) + content[place + 64 :])
+        assert file_state(torn) is FileState.LIVE
+        outcomes[read_whole(torn)] += 1
+    assert outcomes["refused"] > 10
+
+
+def read_whole(path):
+    try:
+        with open_run(path) as run:
+            for key in list(run.keys()):
+                run[key]
+            run.refresh()
+    except NotARunFileError:
+        return "refused"
+    return "read"
+
+
+def test_a_commit_that_is_met_half_way_is_read_again(tmp_path, layout, make_row, monkeypatch):
+    writer = RunWriter(tmp_path / "keel.h5", layout)
+    writer.append(make_row(layout, 0))
+    writer.flush()
+    content = writer.path.read_bytes()
+    writer.close()
+    monkeypatch.setattr(opening, "find_writer", lambda *_: Writer.ELSEWHERE)
+    copy = tmp_path / "copy.h5"
+    copy.write_bytes(content)
+    run = open_run(copy)
+    copy.write_bytes(content.replace(b"OHDR", b"----"))
+    waits = []
+
+    def the_writer_goes_on(seconds):
+        waits.append(seconds)
+        copy.write_bytes(content)
+
+    monkeypatch.setattr(filesource.time, "sleep", the_writer_goes_on)
+    assert (run.live, run.refresh()) == (True, False)
+    assert len(waits) == 1
+    assert run["gradients/norm"].values.shape == (1, 6)
+    run.close()

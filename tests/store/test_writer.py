@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.store.pace import Pace
 from keelscope.store.reader import open_run
 from keelscope.store.schema import Row
 from keelscope.store.superblock import CLOSED, WRITING_SWMR, parse
-from keelscope.store.worker import Pace
 from keelscope.store.writer import RunWriter
 
 NEVER = Pace(batch=1000, delay=1000.0)
@@ -273,9 +273,26 @@ def test_nothing_in_the_file_tells_who_or_where(tmp_path, layout, make_row):
         assert len(text) < 4 or text.encode() not in data
 
 
-def test_a_scalar_that_comes_late_is_one_warning_and_not_an_error(tmp_path, layout):
+def test_a_flush_in_the_middle_of_a_commit_waits_for_the_rows_after_it(tmp_path, layout, make_row):
     writer = RunWriter(tmp_path / "keel.h5", layout)
-    with pytest.warns(RecordingWarning, match="scalar 'accuracy' was not logged on the first recorded step") as caught:
+    report = writer._worker._parts.report
+
+    def slow(state, dropped):
+        time.sleep(0.2)  # rows and flush come while the first sixteen are committed
+        report(state, dropped)
+
+    writer._worker._parts.report = slow
+    for step in range(20):
+        writer.append(make_row(layout, step))
+        time.sleep(0.05 if step == 15 else 0.0)
+    writer.flush()
+    assert open_run(writer.path).steps.size == 20
+    writer.close()
+
+
+def test_a_scalar_that_is_not_in_the_layout_is_one_warning_and_not_an_error(tmp_path, layout):
+    writer = RunWriter(tmp_path / "keel.h5", layout)
+    with pytest.warns(RecordingWarning, match="scalar 'accuracy' is not in the layout") as caught:
         append_scalars(writer, accuracy=1.0, loss=2.0)
     writer.close()
     assert len(caught) == 1

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -26,7 +26,6 @@ def test_missing_layers_are_dots():
     assert sparkline([0.0, np.nan, 1.0], 3) == "▁·█"
 
 
-@settings(deadline=None)
 @given(profiles, st.integers(1, 60), st.integers(1, 6))
 def test_a_chart_has_its_size(levels, width, rows):
     chart = columns(levels, width, rows)
@@ -35,7 +34,6 @@ def test_a_chart_has_its_size(levels, width, rows):
     assert len(chart[0]) <= max(width, 0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(-40, 40), min_size=2, max_size=30))
 def test_higher_levels_have_higher_columns(levels):
     chart = columns(levels, len(levels), 4)
@@ -53,7 +51,6 @@ def test_stretch_takes_medians_or_repeats():
     assert np.isnan(stretch([np.nan] * 10, 2)).all()
 
 
-@settings(deadline=None)
 @given(st.floats(-40, 40), st.integers(1, 20))
 def test_bars_are_never_empty_nor_too_long(level, width):
     drawn = bar(level, Scale(-30.0, 10.0), width)

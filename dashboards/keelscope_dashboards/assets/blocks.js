@@ -18,11 +18,6 @@
   const icon = (name) => el("span", { class: `icon icon-${name}`, "aria-hidden": "true" });
   const marker = (slot) => el("span", { class: `marker slot-${slot}`, "aria-hidden": "true" });
 
-  const WORDS = {
-    flat: ["Flat", "good", "check"], drifting: ["Drifting", "warn", "up-right"], vanishing: ["Vanishing", "bad", "down"],
-    exploding: ["Exploding", "bad", "up"], dead: ["Dead", "bad", "cross"], "non-finite": ["Non-finite", "bad", "alert"],
-    "not enough data": ["Not enough data", "idle", "dots"], pending: ["Reading", "idle", "dots"],
-  };
   const SEVERITIES = { error: ["bad", "alert", "Problem"], warning: ["warn", "alert", "Warning"], info: ["idle", "dot", "Note"] };
 
   function panel(block, head, ...body) {
@@ -121,7 +116,7 @@
 
     verdicts(block) {
       const cards = block.items.map((item) => {
-        const [word, tone, symbol] = WORDS[item.headline] || [item.headline, "idle", "dots"];
+        const [word, tone, symbol] = item.pill;
         const head = el("span", { class: "card-head" }, marker(item.slot), el("span", { class: "name mono" }, item.name), el("span", { class: `pill ${tone}` }, icon(symbol), word));
         const numbers = item.figures.map(([label, value]) => el("span", { class: "number" }, el("span", { class: "label" }, label), el("span", { class: "value" }, value)));
         return el("button", { class: "card", type: "button", "data-run": item.run }, head, el("span", { class: "sentence whole" }, item.sentence), el("span", { class: "evidence" }, el("span", { class: "numbers" }, ...numbers)));

@@ -42,7 +42,8 @@ def _run(ask: Ask, run: Run) -> Facts:
         ("Run id", info.run_id),
         ("File", f"{ask.focus.source.path.name}, {_size(ask.focus.source.path.stat().st_size)}"),
     )
-    return Facts(f"Run {ask.focus.name}", tuple((name, value) for name, value in pairs if value))
+    notes = tuple(("Note", ask.focus.source.told(note)) for note in run.notes)
+    return Facts(f"Run {ask.focus.name}", (*((name, value) for name, value in pairs if value), *notes))
 
 
 def _size(octets: int) -> str:

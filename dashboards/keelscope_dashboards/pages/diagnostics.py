@@ -11,6 +11,7 @@ from keelscope.diagnosis.finding import name_sites
 from keelscope.formatting import count, decades, number
 from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
 from keelscope_dashboards.blocks import Facts, Finding, Findings, Place, Table, Verdict, Verdicts
+from keelscope_dashboards.verdicts import word_of
 from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def verdict_block(runs: Sequence[Shown]) -> Verdicts:
                 shown.id,
                 shown.name,
                 shown.slot,
-                shown.verdict.headline,
+                word_of(shown.verdict),
                 shown.verdict.sentence,
                 tuple((figure.label, figure.value) for figure in shown.verdict.figures),
             )

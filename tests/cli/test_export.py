@@ -1,0 +1,60 @@
+"""``keelscope export``: a thin layer, so only what it adds: names, options, messages."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+
+import pytest
+
+
+@pytest.fixture
+def keel(recorded, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(recorded / "keel.h5", tmp_path / "keel.h5")
+    return tmp_path / "keel.h5"
+
+
+def test_beside_the_run_by_default(keelscope, keel):
+    result = keelscope("export", "keel.h5", "--to", "csv")
+    assert (result.code, result.out) == (0, "")
+    assert result.err.startswith("keelscope: wrote keel.csv, ")
+    with keel.with_suffix(".csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["group"] for row in rows} >= {"gradients", "outputs", "scalars"}
+
+
+def test_options_narrow_what_is_written(keelscope, keel):
+    words = ("--series", "gradients/rms", "--series", "outputs", "--sites", "*.1*", "--steps", "1:", "--out", "a.json")
+    result = keelscope("export", "keel.h5", "--to", "json", *words, "--json")
+    said = json.loads(result.out)
+    assert (result.code, said["path"], said["format"]) == (0, "a.json", "json")
+    series = json.loads((keel.parent / "a.json").read_text())["series"]
+    names = {one["name"] for one in series}
+    assert "gradients/rms" in names
+    assert all(name == "gradients/rms" or name.startswith("outputs/") for name in names)
+    assert {step for one in series for step in one["steps"]} == {1, 2}
+    assert all(".1" in site for one in series for site in one["sites"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("keel.h5", "--to", "xls"), "xls"),
+        (("keel.h5",), "--to"),
+        (("keel.h5", "--to", "csv", "--series", "nothing"), "no series matches 'nothing'; groups are"),
+        (("keel.h5", "--to", "csv", "--steps", "x"), "--steps 'x' is not FIRST:BEFORE"),
+        (("keel.h5", "--to", "json", "--wide"), "json has no wide form"),
+        (("keel.h5", "--to", "csv", "--out", "keel.h5"), "keel.h5 exists and is left as it is"),
+        (("keel.h5", "--to", "csv", "--out", "keel.h5/a.csv"), "cannot be written"),
+        (("gone.h5", "--to", "csv"), "run file"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(keelscope, keel, words, message):
+    before = keel.read_bytes()
+    result = keelscope("export", *words)
+    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+    assert keel.read_bytes() == before
+    assert [path.name for path in keel.parent.iterdir()] == ["keel.h5"]
