@@ -102,6 +102,8 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
         return {i: [record.used] for i, record in records.items() if record.used}
     if tap is Tap.UPDATE:
         return {i: [record.update] for i, record in records.items() if record.update}
+    if tap is Tap.STEP_GRADIENT:
+        return {i: [record.used] for i, record in records.items() if record.used}
     accumulated = {i: [record.accumulated] for i, record in records.items() if record.accumulated}
     leaves = {i: kept for i, record in records.items() if (kept := [one for one in record.leaf if one])}
     return leaves | accumulated if leaves else accumulated

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from longrun import write_run
+from targets import targets_of
 from workloads import WORKLOADS, Stack, Training, Workload, tokens
 
 import keelscope as ks
@@ -27,7 +28,7 @@ from keelscope import kernel
 __all__ = ["described", "growth", "page_of", "processes", "wholes"]
 
 DASHBOARD = "<!-- dashboard -->"  # where the part that dashboard.py writes begins
-DEPTHS = (32, 128, 512, 2048)
+DEPTHS = (32, 128, 512)
 
 
 def wholes() -> str:
@@ -164,6 +165,7 @@ def page_of(told: str, machine: str, workloads: Iterable[Workload], pairs: int, 
     shapes = "\n".join(f"- **{w.name}**: {w.doc}." for w in workloads)
     template = (Path(__file__).parent / "benchmarks.md.in").read_text()
     values = {"pairs": pairs, "machine": machine, "shapes": shapes}
+    values["targets"] = targets_of(parts[0])
     values |= dict(zip(("tiles", "wholes", "growth", "processes"), parts, strict=True))
     dashboard = told[told.find(DASHBOARD) :] if DASHBOARD in told else ""
     return template.format(**values) + ("\n" + dashboard if dashboard else "")

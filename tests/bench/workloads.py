@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,14 +50,21 @@ class Stack(nn.Module):
         return self.head(self.norm(x))
 
 
+def hide_torchvision() -> None:
+    """The pictures of transformers are not needed, and a torchvision built for another torch cannot be imported."""
+    sys.modules.setdefault("torchvision", None)  # type: ignore[arg-type]
+
+
 def gpt2(layers: int, vocabulary: int) -> nn.Module:
+    hide_torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(n_layer=layers, vocab_size=vocabulary, n_positions=128, **dropped))
+    settings = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, vocab_size=vocabulary, n_positions=128, **settings))
 
 
 def resnet(depths: tuple[int, ...]) -> nn.Module:
+    hide_torchvision()
     from transformers import ResNetConfig, ResNetForImageClassification
 
     return ResNetForImageClassification(ResNetConfig(depths=list(depths), num_labels=10))
