@@ -98,8 +98,6 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
     """
     if tap is Tap.PARAMETER:
         return {i: [record.weight] for i, record in records.items() if record.weight}
-    if tap is Tap.STEP_GRADIENT:
-        return {i: [record.used] for i, record in records.items() if record.used}
     if tap is Tap.UPDATE:
         return {i: [record.update] for i, record in records.items() if record.update}
     if tap is Tap.STEP_GRADIENT:

@@ -24,6 +24,7 @@ from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
+from keelscope.unwinding import give_up_dead
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
 
@@ -94,6 +95,7 @@ class Look:
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
         self._handles.close()
+        give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
             return

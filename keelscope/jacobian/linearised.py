@@ -21,6 +21,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from keelscope.errors import ModelError
 from keelscope.jacobian.operators import Operator
+from keelscope.unwinding import unwind
 
 __all__ = ["Entry", "NotLinearisableError", "linearised"]
 
@@ -199,6 +200,7 @@ def _steps(root: Node, entry: Entry) -> list[_Step]:
     """The nodes that lie between two places, each before all nodes that it passes a gradient to."""
     targets = _made_after(root, entry)
     order = _ordered(root, targets) if targets else []
+    unwind(order[::-1], order[:1])
     leads: set[Node] = set()
     for node in reversed(order):
         if any(_is_at(entry, *target) or target[0] in leads for target in targets[node]):

@@ -15,6 +15,8 @@ from collections.abc import Iterable
 import torch
 from torch.autograd.graph import Node
 
+from keelscope.unwinding import unwind
+
 __all__ = ["ADDITIONS", "FUSED_ADDITIONS", "Graph", "Key", "operation"]
 
 Key = tuple[int, int]
@@ -69,6 +71,7 @@ class Graph:
         found, consumers = _reachable(roots)
         self.nodes = _in_execution_order(found, consumers)
         """Nodes, each after all nodes it takes its inputs from."""
+        unwind(self.nodes, (node for node in found if node not in consumers))
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.names = [operation(node) for node in self.nodes]
         self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]

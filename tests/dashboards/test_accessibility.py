@@ -40,7 +40,9 @@ def site(kit: ModuleType, recorded: Any) -> Iterator[str]:
         yield url
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 1440), ("light", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1440), ("dark", 1440), pytest.param("light", 390, marks=pytest.mark.slow)]
+)
 def test_axe_finds_nothing_on_any_page(browser: Any, site: str, scheme: str, width: int) -> None:
     # The policy of the page forbids the script that is put into it here.
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)

@@ -1,0 +1,83 @@
+"""Lets a graph that Python has looked at be freed node by node, where torch would free it by recursion.
+
+A node that was seen from Python has a Python object, and frees the node behind it from within its own end: some forty
+thousand such nodes in a chain overflow the stack and end the process. `unwind` keeps the nodes until nothing above
+them is alive, and then gives them up from the output side.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from torch.autograd.graph import Node
+
+__all__ = ["give_up_dead", "unwind"]
+
+_KEY = "keelscope: nodes behind this one"
+_UNOWNED = 2  # references of a node that only this module knows: its variable and the argument of getrefcount
+
+_dead: deque[list[Node]] = deque()
+
+
+class _Kept:
+    """Nodes, the output side last; hangs on the nodes above them and ends with these."""
+
+    __slots__ = ("nodes",)
+
+    def __init__(self, nodes: list[Node]) -> None:
+        self.nodes = nodes
+
+    def __del__(self) -> None:
+        # The node above is being freed right now: what it leads to must outlive this moment.
+        _dead.append(self.nodes)
+        if _drain not in gc.callbacks:
+            gc.callbacks.append(_drain)
+
+
+def unwind(nodes: Sequence[Node], tops: Iterable[Node]) -> None:
+    """Free these nodes one after the other, once they are no longer needed.
+
+    Args:
+        nodes: part of a graph, each node after all nodes it takes its inputs from.
+        tops: those of them that no other of them takes its inputs from.
+    """
+    give_up_dead()
+    above = set(tops)
+    chain = [node for node in nodes if node not in above and node.next_functions]
+    if chain:
+        _hang(chain, above)
+
+
+def give_up_dead() -> None:
+    """Free what hung on nodes that have ended since; it happens by itself at the next garbage collection."""
+    while _dead:
+        try:
+            chain = _dead.popleft()
+        except IndexError:  # another thread was faster
+            return
+        _give_up(chain)
+
+
+def _hang(chain: list[Node], above: Iterable[Node]) -> None:
+    kept = _Kept(chain)
+    for node in above:
+        metadata = getattr(node, "metadata", None)
+        if isinstance(metadata, dict):
+            metadata.setdefault(_KEY, []).append(kept)
+
+
+def _drain(phase: str, _: object) -> None:
+    if phase == "stop":
+        give_up_dead()
+
+
+def _give_up(chain: list[Node]) -> None:
+    while chain:
+        node = chain.pop()
+        if sys.getrefcount(node) > _UNOWNED:  # a tensor that somebody keeps leads to it: it takes over what is left
+            if chain:
+                _hang(chain, [node])
+            return
