@@ -28,7 +28,7 @@ from keelscope import kernel
 __all__ = ["described", "growth", "page_of", "processes", "wholes"]
 
 DASHBOARD = "<!-- dashboard -->"  # where the part that dashboard.py writes begins
-DEPTHS = (32, 128, 512)
+DEPTHS = (32, 128, 512, 2048)  # blocks of two sub-layers
 
 
 def wholes() -> str:

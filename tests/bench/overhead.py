@@ -7,6 +7,7 @@ that writes the run file included); ratios of the 10th percentiles and of the me
 from __future__ import annotations
 
 import argparse
+import runpy
 import statistics
 import sys
 import tempfile
@@ -159,6 +160,7 @@ if __name__ == "__main__":
     parser.add_argument("--report-steps", type=int, default=100_000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    runpy.run_path(str(Path(__file__).parents[1] / "conftest.py"))["declare_operators"]()  # transformers needs them
     measured = table(arguments.pairs, arguments.only)
     if not arguments.only:
         parts = [measured, *["Not measured yet."] * 3]
