@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 
@@ -124,7 +125,7 @@ def _open(path: Path) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise RunNotFoundError(errno.ENOENT, "There is no run file", str(path)) from error
+        raise RunNotFoundError(errno.ENOENT, f"There is no run file{_nearest(path)}", str(path)) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotARunFileError(
@@ -136,6 +137,16 @@ def _open(path: Path) -> int:
         kind = "a folder" if path.is_dir() else "not a regular file"
         raise NotARunFileError(f"{path} is {kind}; give the path of a run file, such as runs/keel.h5.")
     return descriptor
+
+
+def _nearest(path: Path) -> str:
+    """What the user may have meant."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".h5", ".hdf5"}]
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, n=3, cutoff=0.7)
+    return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -52,6 +52,12 @@ def test_a_missing_file(tmp_path):
         open_run(tmp_path / "gone.h5")
 
 
+def test_a_name_that_is_nearly_right(tmp_path):
+    (tmp_path / "keel-2.h5").touch()
+    with pytest.raises(RunNotFoundError, match=r"There is no run file \(did you mean keel-2\.h5\?\): '.*keel2\.h5'"):
+        open_run(tmp_path / "keel2.h5")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
