@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keelscope.cli.output import print_json
+from keelscope.formatting import count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,13 +61,13 @@ def _plain(found: Examination, done: list[str]) -> dict[str, object]:
 
 def _lines(found: Examination, done: list[str]) -> Iterator[str]:
     steps = f", steps {found.first_step} to {found.last_step}" if found.rows else ""
-    yield f"{found.path}: {found.state}, {found.rows} rows{steps}"
+    yield f"{found.path}: {found.state}, {count(found.rows, 'row')}{steps}"
     for session in found.history.sessions:
         resumed = f", went on at step {session.resumed_at_step}" if session.resumed_at_step >= 0 else ""
-        cut = f", {session.rows_cut} rows recorded again later" if session.rows_cut else ""
+        cut = f", {count(session.rows_cut, 'row')} recorded again later" if session.rows_cut else ""
         ranks = f", {session.world_size} ranks" if session.world_size > 1 else ""
         name = session.session_id[:8] or "-"
-        yield f"  session {name}: {session.rows} rows in {session.parts} files{ranks}{resumed}{cut}"
+        yield f"  session {name}: {count(session.rows, 'row')} in {count(session.parts, 'file')}{ranks}{resumed}{cut}"
     for file in found.files:
         yield f"  {file.name}: {', '.join(_about(file))}"
     yield from (f"  note: {note}" for note in found.history.notes)
@@ -78,10 +79,10 @@ def _lines(found: Examination, done: list[str]) -> Iterator[str]:
 def _about(file: FileFinding) -> Iterator[str]:
     yield file.problem.rstrip(".") if file.problem else f"rank {file.rank}, part {file.part}, {file.state}"
     if not file.problem:
-        yield f"{file.rows} rows"
+        yield count(file.rows, "row")
     yield f"{file.size:,} bytes"
     if file.rows_lost:
-        yield f"{file.rows_lost} rows were lost while it was written"
+        yield f"{count(file.rows_lost, 'row')} lost while it was written"
     if file.merged:
         yield "already in the sealed file"
     if file.damaged:

@@ -158,9 +158,7 @@ class Diagnosis:
     def _about_weights(self) -> str:
         if self.weights_step in (-1, self.step):
             return ""
-        return (
-            f"The weights column was measured at step {self.weights_step}, the last one with weights up to the table's."
-        )
+        return f"Weights were measured at step {self.weights_step}, the last one with them up to the table's."
 
     def _about_paths(self) -> str:
         if self.paths is None or self.paths.step in (-1, self.step):

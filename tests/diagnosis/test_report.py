@@ -182,7 +182,7 @@ def test_the_notes_say_when_the_weights_were_measured(make_run):
 
     late = diagnose(make_run(np.ones((13, 8)), edit=edit))
     assert late.weights_step == 100
-    assert "The weights column was measured at step 100, the last one with weights up to the table's." in late.notes
+    assert "Weights were measured at step 100, the last one with them up to the table's." in late.notes
     for report in (
         diagnose(make_run(np.ones((11, 8)), edit=edit)),
         diagnose(make_run(np.ones(8), groups=("gradients",))),
