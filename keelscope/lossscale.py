@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.amp.grad_scaler import GradScaler
     from torch.optim import Optimizer
 
-__all__ = ["LossScale"]
+__all__ = ["LossScale", "any_scaler"]
 
 _CALLERS = 24  # hooks, profiler, schedulers and wrappers lie between the scaler and the optimizer's hook
 
@@ -70,6 +70,13 @@ def _calling_scaler() -> GradScaler | None:
             break
         frame = frame.f_back
     return None
+
+
+def any_scaler() -> bool:
+    """Whether a scaler is at work, which skips the step of an attempt that overflows."""
+    from torch.amp.grad_scaler import GradScaler
+
+    return any(scaler.is_enabled() for scaler in living(GradScaler))
 
 
 def _scaler_of(optimizer: Optimizer) -> weakref.ref[GradScaler] | None:

@@ -159,6 +159,11 @@ class Recorder:
         """Whether the gradients of the last backward pass still wait for more, or for those of other ranks."""
         return self.parameters.still_accumulating() or is_awaiting_sync(self._sharded)
 
+    def discard(self) -> None:
+        """Forget passes whose gradients were cleared unused: a scaler has skipped their step."""
+        self.current = StepRecord()
+        self.parameters.begin(self.current)
+
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()

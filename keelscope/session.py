@@ -289,9 +289,10 @@ class Watch:
         """Gradients were used or cleared, but nobody said that a step is complete."""
         if not self._explicit:
             self._close_unseen_step()
-            return
-        if self._optimizers and not self._clock.partial and self._idle.once_more():
-            self._leave_out("", self._idle.WARNING)
+        elif self._optimizers and not self._clock.partial:
+            self._recorder.discard()
+            if self._idle.once_more():
+                self._leave_out("", self._idle.WARNING)
 
     def _backward_begins(self) -> None:
         """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""

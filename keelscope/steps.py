@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from keelscope.errors import RecordingWarning, UsageError
+from keelscope.lossscale import any_scaler
 
 __all__ = ["IdleOptimizer", "ScalarPlaces", "StepClock", "as_optimizers"]
 
@@ -191,4 +192,4 @@ class IdleOptimizer:
             return False
         self._counted = True
         self._passes += 1
-        return self._passes == self._PATIENCE and not self._is_strange
+        return self._passes == self._PATIENCE and not self._is_strange and not any_scaler()

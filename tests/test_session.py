@@ -372,22 +372,26 @@ def test_step_skipped_by_the_scaler_does_not_shift_the_others():
     model = mlp()
     optimizer = sgd(model, lr=1e-2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    wanted, losses = [], []
+    wanted, levels, losses = [], [], []
     with ks.watch(model, optimizer=optimizer, sites="all") as watch:
         for step in range(5):
             optimizer.zero_grad()
-            loss = model(batch(step)).square().mean()
+            output = model(batch(step))
+            output.retain_grad()
+            loss = output.square().mean()
             scaler.scale(loss).backward()
             if step == 2:
                 model[0].weight.grad[0, 0] = math.inf
             else:
                 wanted.append([norm(p.grad) / scaler.get_scale() for p in model.parameters()])
+                levels.append(norm(output.grad) / scaler.get_scale())
                 losses.append(loss.item())
             scaler.step(optimizer)
             scaler.update()
             watch.log(loss=loss)
     assert watch.run["parameter_gradients/norm"].steps.tolist() == [0, 1, 2, 3]
     np.testing.assert_allclose(watch.run["parameter_gradients/norm"].values, wanted, rtol=1e-5)
+    np.testing.assert_allclose(watch.run["gradients/norm"].of("2").values[:, 0], levels, rtol=1e-5)
     np.testing.assert_allclose(watch.run["scalars/loss"].values, losses, rtol=1e-6)
 
 

@@ -6,6 +6,8 @@ most commands need.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
 from contextlib import contextmanager
@@ -44,6 +46,7 @@ COMMANDS = (
     list_command,
 )
 OURS = (CoverageWarning, PluginWarning, RecordingWarning)
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]  # typer names the parser's root exception nowhere else
 
 
@@ -157,6 +160,9 @@ def _explain(error: Exception) -> int:
         return BAD_INPUT
     if isinstance(error, KeelscopeError):
         _say(str(error))
+        return BAD_INPUT
+    if isinstance(error, OSError) and error.errno in _FULL:
+        _say(f"the output cannot be written: {os.strerror(error.errno)}; free some space and run it again.")
         return BAD_INPUT
     if isinstance(error, USAGE_ERROR):
         _say(_usage(error))

@@ -53,6 +53,8 @@ class History:
     """Grows when rows that could be read before have changed: a session overtook them, or a file came or went."""
     sealed: bool = False
     """Whether the run is one finished, compressed file."""
+    rows_lost: int = 0
+    """Rows that could not be written, for example because the disk was full."""
 
     @property
     def rows_cut(self) -> int:
@@ -75,6 +77,9 @@ class History:
             steps = "1 step" if absent.steps == 1 else f"{absent.steps} steps"
             where = f"{absent.first}" if absent.first == absent.last else f"{absent.first} to {absent.last}"
             yield f"Rank {absent.rank} recorded nothing on {steps} ({where}): sums over ranks are unknown there."
+        if self.rows_lost:
+            rows = "1 row was" if self.rows_lost == 1 else f"{self.rows_lost} rows were"
+            yield f"{rows} lost while the run was recorded: they could not be written (was the disk full?)."
         if self.rows_cut:
             rows = "1 row" if self.rows_cut == 1 else f"{self.rows_cut} rows"
             yield f"{rows} of earlier sessions were recorded again by a later one and left out."

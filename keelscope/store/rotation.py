@@ -139,8 +139,8 @@ class PartWriter:
         part = self._begin(row.layout, replace(self._info, part=self._free_number(), first_step=row.step))
         if before is not None:
             self._attempt(lambda: self._end_part(before, State.CLOSING, dropped))
+            self._dropped_before = dropped  # of a part that is gone, the next one tells
         self._attempt(self._publish)
-        self._dropped_before = dropped
         return part
 
     def _free_number(self) -> int:

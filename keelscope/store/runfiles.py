@@ -76,7 +76,7 @@ class RunFiles:
         """Sessions, missing ranks, and what could not be read."""
         problems = (*self._problems, *self._merged.problems)
         sealed = self._ledger is not None and len(self._sources) == 1
-        return History(*self._told, problems, self._generation, sealed)
+        return History(*self._told, problems, self._generation, sealed, sum(map(_lost, self._sources)))
 
     @property
     def merged(self) -> Merged:
@@ -270,3 +270,11 @@ def _cut(ledger: Ledger, rows_cut: int) -> list[SessionInfo]:
         )
         rows_cut -= taken
     return sessions
+
+
+def _lost(source: FileSource) -> int:
+    """Rows that the writer of one file could not write; 0 where that cannot be read any more."""
+    try:
+        return max(0, int(source.extras.status()[3]))
+    except (OSError, ValueError, OverflowError):
+        return 0
