@@ -247,7 +247,8 @@ def _unmerged(sources: list[FileSource]) -> tuple[list[FileSource], list[str]]:
 
 
 def _left_out(error: RunFileError) -> str:
-    return f"A part is left out: {str(error).rstrip('.')}."
+    reason = f"{error.strerror}: {Path(str(error.filename)).name}" if error.filename else str(error).rstrip(".")
+    return f"A part is left out: {reason}."
 
 
 def _close(sources: Sequence[FileSource]) -> None:
