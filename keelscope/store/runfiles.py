@@ -54,6 +54,7 @@ class RunFiles:
         self._ledger, self._live = self._find_ledger(), self._find_live()
         self._merged = self._fresh(None)
         self._told = self._tell()
+        self._rows_lost = sum(map(_lost, self._sources))
 
     @property
     def layout(self) -> RunLayout:
@@ -76,7 +77,7 @@ class RunFiles:
         """Sessions, missing ranks, and what could not be read."""
         problems = (*self._problems, *self._merged.problems)
         sealed = self._ledger is not None and len(self._sources) == 1
-        return History(*self._told, problems, self._generation, sealed, sum(map(_lost, self._sources)))
+        return History(*self._told, problems, self._generation, sealed, self._rows_lost)
 
     @property
     def merged(self) -> Merged:
@@ -160,6 +161,7 @@ class RunFiles:
     def _look(self, before: Merged) -> bool:
         self._merged = self._fresh(before)
         self._told = self._tell()
+        self._rows_lost = sum(map(_lost, self._sources))
         return self._compare(before)
 
     def _compare(self, before: Merged) -> bool:
