@@ -160,9 +160,9 @@ class Recorder:
         return self.parameters.still_accumulating() or is_awaiting_sync(self._sharded)
 
     def discard(self) -> None:
-        """Forget passes whose gradients were cleared unused: a scaler has skipped their step."""
-        self.current = StepRecord()
-        self.parameters.begin(self.current)
+        """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
+        self.look.stop()
+        self.open()
 
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""

@@ -156,7 +156,7 @@ class IdleOptimizer:
 
     WARNING = (
         "Gradients were cleared several times without a step of the optimizer that watch() was given; is it the one "
-        "that trains this model? Until it steps, everything is one row."
+        "that trains this model? Until it steps, no row is complete."
     )
     _PATIENCE = 4
 

@@ -26,6 +26,7 @@ from keelscope.errors import (
     UnknownNameError,
     UsageError,
 )
+from keelscope.models import build
 from keelscope.probe import Tap, TensorProbe
 from keelscope.statistics import RMS
 
@@ -393,6 +394,33 @@ def test_step_skipped_by_the_scaler_does_not_shift_the_others():
     np.testing.assert_allclose(watch.run["parameter_gradients/norm"].values, wanted, rtol=1e-5)
     np.testing.assert_allclose(watch.run["gradients/norm"].of("2").values[:, 0], levels, rtol=1e-5)
     np.testing.assert_allclose(watch.run["scalars/loss"].values, losses, rtol=1e-6)
+
+
+@pytest.mark.parametrize("skipped", [(0,), (1,), (0, 1, 2), (10,)])
+@pytest.mark.parametrize(("scheme", "options"), [("keel", {"alpha_learnable": True}), ("keel_gate", {"gate": "token"})])
+def test_attempts_that_the_scaler_skips_leave_no_trace_in_any_group(scheme, options, skipped):
+    """Nothing is learned and the batch is always the same, so every row is that of the first step without a skip."""
+
+    def trained(skipped):
+        model = build(scheme, depth=4, width=8, heads=2, **options)
+        optimizer = sgd(model, lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        with ks.watch(model, optimizer=optimizer, probes=["default", "sublayers"]) as watch:
+            for attempt in range(12):
+                optimizer.zero_grad()
+                scaler.scale(model(torch.arange(8).view(1, 8)).logsumexp(-1).mean()).backward()
+                if attempt in skipped:
+                    model.sublayers[0].branch.output.weight.grad[0, 0] = math.inf
+                scaler.step(optimizer)
+                scaler.update()
+        return watch.run
+
+    whole, run = trained(()), trained(skipped)
+    assert run.steps.tolist() == list(range(12 - len(skipped)))
+    for key in (key for key in whole.keys() if not key.startswith("scalars/")):  # noqa: SIM118 - a run has no iterator
+        values = run[key].values
+        wanted = np.broadcast_to(whole[key].values[0], values.shape)
+        np.testing.assert_allclose(values, wanted, rtol=1e-4, atol=1e-9, err_msg=key)
 
 
 @pytest.mark.parametrize("how", ["positional", "keyword"])
