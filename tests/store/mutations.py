@@ -26,6 +26,7 @@ from keelscope.store.superblock import lookup3
 from keelscope.store.writer import RunWriter
 
 SIGNATURES = re.compile(rb"OHDR|OCHK|FRHP|FHDB|FHIB|EAHD|EAIB|EADB|EASB|FAHD|FADB|BTHD|BTIN|BTLF|FSHD|FSSE")
+SHORTEST = 64  # bytes that every kind of change can work on
 NUMBERS = [0, 1, 2, 7, 8, 255, 256, 65535, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 16, 2**64 - 1]
 JSON = ["[]", "{}", "null", "1e999", "NaN", "[NaN]", '{"a": Infinity}', '"x"', "[" * 5000, '{"a":' * 5000, "\\", ""]
 JSON += ['[{"path": "a", "kind": "b", "length": 1e400, "sublayers": 1, "main": 1}]', "[[[[]]]]", "1" * 5000, "[-1e308]"]
@@ -140,6 +141,8 @@ class Mutator:
         ):  # on whole files only: HDF5 that writes to damaged ones can crash the mutator
             content = self.object(content, chance)
         for _ in range(chance.choice([0, 1, 1, 1, 2, 4])):
+            if len(content) < SHORTEST:  # cut already, to what no further change makes stranger
+                break
             content = chance.choice(kinds)(content, self.metadata[which], chance)
         if chance.random() < 0.1:
             content[44:48] = struct.pack("<I", lookup3(bytes(content[:44])))
