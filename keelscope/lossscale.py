@@ -50,7 +50,7 @@ class LossScale:
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
         self.in_step = isinstance(fused, Tensor)
-        scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
+        scale = fused if isinstance(fused, Tensor) else getattr(scaler, "_scale", None)  # one turned off has none
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()
 

@@ -294,11 +294,11 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-def unwatched_and_watched(how: str, steps: int = 20):
+def unwatched_and_watched(how: str, every: int, steps: int = 20):
     def build() -> nn.Module:
         return sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
 
-    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=10)
+    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=every)
 
 
 def only_the_first_watches(how: str):
