@@ -311,31 +311,6 @@ def to_file(path: str, how: str):
     return train(model, probes=LITTLE, path=path)
 
 
-def accelerated(path: str):
-    """DDP by Accelerate, with accumulation and clipping."""
-    os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "MASTER_PORT": "29500"}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    from accelerate import Accelerator
-
-    from keelscope.integrations.accelerate import watch_accelerated
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    plain_model = fresh()
-    model, optimizer = accelerator.prepare(plain_model, torch.optim.AdamW(plain_model.parameters(), lr=1e-2))
-    assert model is not plain_model
-    truth = []
-    with watch_accelerated(accelerator, model, optimizer, path, probes=LITTLE):
-        for step in range(4):
-            with accelerator.accumulate(model):
-                accelerator.backward(loss_of(model, own(batch(step))))
-                if accelerator.sync_gradients:
-                    truth.append(gradient_norms(model))
-                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
-                optimizer.step()
-                optimizer.zero_grad()
-    return truth
-
-
 def from_page(script: str, port: int):
     """A script as `torchrun` would run it."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -419,7 +394,8 @@ def run_rank(rank: int, world: int, folder: Path, job: str, arguments: tuple) ->
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), world), rank=rank, world_size=world)
-        result = globals()[job](*arguments)
+        module, _, name = job.rpartition(":")
+        result = (getattr(importlib.import_module(module), name) if module else globals()[name])(*arguments)
     except BaseException:
         result = f"rank {rank}: {traceback.format_exc()}"
     (folder / f"{rank}.tmp").write_bytes(pickle.dumps(result))
