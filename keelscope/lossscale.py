@@ -34,7 +34,7 @@ class LossScale:
         self.in_step = False
         """Whether the optimizer takes the scale out itself, as fused ones do."""
         self.skipped: float | None = None
-        """1 where a fused optimizer was called in the last step and left all as it was, else 0; None without a scaler."""
+        """1 where a fused optimizer was called in the last step and changed nothing, else 0; None without a scaler."""
         self._overflow: Tensor | None = None
 
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
