@@ -130,12 +130,16 @@ class Recorder:
         self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
         self.residuals.begin()
         self.gates.begin()
-        self._eager.begin()
-        for hooks in (self.modules, self.gates.modules, self.parameters):
-            hooks.attach()
+        self.attach()
         self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
+
+    def attach(self) -> None:
+        """Put hooks on the model; doing so twice changes nothing."""
+        self._eager.begin()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.attach()
 
     def pause(self) -> None:
         """Take every hook off the model."""
