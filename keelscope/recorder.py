@@ -279,6 +279,7 @@ class Recorder:
             Name -> number.
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
+        found |= {} if self._scale.skipped is None else {"skipped": self._scale.skipped}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
