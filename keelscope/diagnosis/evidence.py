@@ -139,6 +139,22 @@ class Evidence:
         spec = self.run.groups.get(key.partition("/")[0])
         return spec.sites if spec is not None and key in self.run else ()
 
+    def history(self, key: str, rows: int) -> Series | None:
+        """The last rows of a series up to the reported step.
+
+        Args:
+            key: ``group/statistic`` or ``scalars/name``.
+            rows: how many at most.
+
+        Returns:
+            The series; None if the run does not hold it, or nothing is recorded.
+        """
+        if key not in self.run or self.steps.size == 0:
+            return None
+        after = int((self._recorded > self.step).sum())
+        piece = _cut(self.run.read(key, -(rows + after)), 0, self.step)
+        return replace(piece, values=piece.values[-rows:], steps=piece.steps[-rows:])
+
     def recent(self, key: str) -> NDArray[np.float64] | None:
         """Median over the recent steps.
 
