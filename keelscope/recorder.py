@@ -29,7 +29,8 @@ from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Axis, Probe, Tap, group_of
+from keelscope.probe import Axis, Probe, Tap, group_of, seeks
+from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
 from keelscope.rows import (
     Observations,
@@ -73,7 +74,7 @@ class Recorder:
         *,
         keep_calls: bool,
     ) -> None:
-        self.plan = plan_sites(model, sites)
+        self.plan = plan_sites(model, sites, lambda module: any(seeks(probe, module) for probe in probes))
         self.probes = tuple(probe for probe in probes if self._usable(probe))
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
@@ -184,7 +185,7 @@ class Recorder:
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-            self.axes = self._lay_axes(step)
+            self.axes = self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
@@ -200,21 +201,26 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        self._sightings.note(self.plan, step)
+        self._sightings.note(self.plan, step, self.parameters.hooked)
         if self._keep_calls:
             self._keep(step, fetched)
         self.residuals.end()
         self._recorded += 1
         return row
 
-    def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
+    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> dict[str, NDArray[np.intp]]:
         """The site axis of every group that has sites; probes of the others are let go of."""
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         attending = {call.site for call in step.calls if call.attention}
         order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
-        empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
+        several = self.ranks.size > 1
+        quiet = leave_out_quiet(groups, self.modules, step, fetched, order.modules.size, seen_only=several)
+        axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in quiet.items()}
+        empty = {
+            g for g, probes in groups.items() if found.get(probes[0].tap.axis) == 0 or (g in quiet and not len(axes[g]))
+        }
         for group in empty:
             _log.info("%s are not recorded: none was found in the first recorded step", group)
         self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
