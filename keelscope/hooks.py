@@ -25,6 +25,7 @@ from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
+from keelscope.recomputation import repeated_call
 from keelscope.sites import WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
@@ -151,9 +152,9 @@ class ModuleHooks:
         start = time.perf_counter()
         repeated = in_backward()
         if self._modules[site]() is module and self._looks(repeated=repeated):
-            if self.on_module is not None:
-                self.on_module(module)
             self._record(site, module, inputs, output, repeated=repeated)
+            if self.on_module is not None:  # after it: the call may close the row before, with what trained then
+                self.on_module(module)
         self.seconds += time.perf_counter() - start
 
     def _record(self, site: int, module: nn.Module, inputs: Arguments, output: object, *, repeated: bool) -> None:
@@ -174,18 +175,18 @@ class ModuleHooks:
 
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        latest = step.latest(site)
-        self.missed |= latest is None
-        if latest is None or latest.tracked:
-            return None
-        latest.recomputed = True
-        return latest
+        calls = step.of_site.get(site, ())
+        self.missed |= all(call.recomputed for call in calls)
+        call = repeated_call(calls)
+        if call is not None:
+            call.recomputed = True
+        return call
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked)
+        call = CallRecord(site, grad_enabled, tracked, dtype=leaves[0][1].dtype if leaves else None)
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()

@@ -34,6 +34,11 @@ class LossScale:
         self.in_step = False
         """Whether the optimizer takes the scale out itself, as fused ones do."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a scaler was seen at work."""
+        return self._scaler is not None
+
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
 

@@ -47,8 +47,8 @@ class ParameterHooks:
         self._handles = ExitStack()
         self._hooked: set[int] = set()
         self._reached: set[int] = set()
-        self._task = -1
-        self._in_closure = False
+        self.trainable: set[int] = set()  # identity of every parameter that was hooked on any step
+        self._task, self._in_closure = -1, False
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}
@@ -186,8 +186,8 @@ class ParameterHooks:
         if not trainable or not parameter.is_leaf or id(parameter) in self._hooked:
             return
         self._hooked.add(id(parameter))
-        i = self._index[id(parameter)]
-        reference = weakref.ref(self)
+        self.trainable.add(id(parameter))
+        i, reference = self._index[id(parameter)], weakref.ref(self)
         handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
             partial(_on_accumulated, reference, i)
         )

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from keelscope.calls import StepRecord
@@ -54,6 +54,7 @@ class Sightings:
         lost: Mapping[int, str],
         refused: Mapping[int, str],
         unsummed: Iterable[int] = (),
+        trainable: Container[int] = (),
     ) -> Seen:
         """Everything noted, for the coverage.
 
@@ -63,6 +64,7 @@ class Sightings:
             lost: site -> why its calls could not be observed.
             refused: site -> what of it is missing, and why.
             unsummed: parameters whose gradient is a sum that the ranks had not added up.
+            trainable: identity of parameters that required a gradient on a recorded step.
 
         Returns:
             The record.
@@ -76,4 +78,5 @@ class Sightings:
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
             unsummed={id(plan.parameters[i].parameter) for i in unsummed},
+            trainable=trainable if Tap.PARAMETER_GRADIENT in looked and self.called else None,
         )

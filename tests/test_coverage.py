@@ -123,3 +123,17 @@ def test_coverage_grows_with_the_steps():
 
 def of_modules(watch: ks.Watch) -> dict[str, str]:
     return {entry.path: entry.status for entry in watch.coverage if entry.what == "module"}
+
+
+def test_what_was_unfrozen_after_its_step_was_frozen_on_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(requires_grad=False)
+    with ks.watch(model) as watch:
+        for step in range(2):
+            model[0].requires_grad_(requires_grad=step > 0)
+            model(torch.ones(1, 2)).sum().backward()
+            watch.step()
+    first, second = (ks.diagnose(watch.run, step=step) for step in range(2))
+    assert [(f.rule, f.sites) for f in first.findings] == [("frozen", ("0",))]
+    assert second.findings == ()
+    assert {entry.status for entry in watch.coverage if entry.what == "parameter"} == {"observed"}

@@ -46,6 +46,8 @@ THRESHOLDS = (
     Threshold("rank_collapse", 0.99, "1", "Cosine similarity of tokens above it."),
     Threshold("gate_closed", 0.02, "1", "Weight that a gate leaves to its branch below it."),
     Threshold("saturated", 0.5, "1", "Share of saturated entries of a gate above it."),
+    Threshold("dominated_by_one_parameter", 0.9, "1", "Share of one parameter in the squared gradient norm above it."),
+    Threshold("spike", 10.0, "1", "Total gradient norm over the median of the steps before above it."),
     Threshold("zero_grad_stuck", 9.0, "steps", "Optimizer steps asleep from which on a branch is stuck."),
 )
 """Each threshold, in the order of the rules."""

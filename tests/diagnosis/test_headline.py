@@ -119,7 +119,7 @@ def test_a_step_that_the_loss_scaler_skipped_is_its_normal_work(make_run):
 
     run = make_run(np.tile(sloped(0), (4, 1)), edit=edit, scalars={"skipped": [0, 0, 0, 1]})
     assert diagnose(run).headline == "flat"
-    assert diagnose(run).findings == ()
+    assert [f.rule for f in diagnose(run).findings] == ["overflow_step_skipped"]
 
 
 def test_few_layers(make_run):

@@ -53,6 +53,9 @@ def test_names_are_those_of_the_functions():
         "frozen",
         "never_called",
         "coverage_gap",
+        "spike",
+        "overflow_step_skipped",
+        "dominated_by_one_parameter",
     ]
 
 

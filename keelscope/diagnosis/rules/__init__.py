@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins
 from keelscope.diagnosis.finding import Severity
-from keelscope.diagnosis.rules import classic, classic_values, coverage, flow, gates, nonfinite, norms, paths, zeros
+from keelscope.diagnosis.rules import (
+    classic,
+    classic_values,
+    coverage,
+    flow,
+    gates,
+    nonfinite,
+    norms,
+    paths,
+    totals,
+    zeros,
+)
 from keelscope.errors import PluginWarning, UnknownNameError
 
 if TYPE_CHECKING:
@@ -35,6 +46,7 @@ RULES: tuple[Rule, ...] = (
     *gates.RULES,
     *zeros.RULES,
     *coverage.RULES,
+    *totals.RULES,
 )
 """The built-in rules, in the order of the report."""
 
