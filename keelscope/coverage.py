@@ -22,7 +22,10 @@ _UNSUMMED = (
     "The ranks hold parts of its gradient that were not added up when the optimizer began; the norm of a sum cannot be "
     "told from them."
 )
-_REPLACED = "The module has another parameter in its place since: call watch() after fully_shard() and the like."
+_REPLACED = (
+    "The module has another parameter in its place since: call watch() after fully_shard(), "
+    "load_state_dict(assign=True) and the like."
+)
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -127,7 +130,8 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
 def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
     path, parameter = watched.site.path, watched.parameter
     if seen.parameters is not None and id(parameter) in seen.parameters:
-        return CoverageEntry(path, "parameter", "observed")
+        lost = _is_assigned_anew(watched)
+        return CoverageEntry(path, "parameter", *(("not_observed", _REPLACED) if lost else ("observed", "")))
     out_of_sight = _out_of_sight(watched, seen)
     if out_of_sight:
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
@@ -143,11 +147,23 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
     return CoverageEntry(path, "parameter", status, reason)
 
 
+def _is_assigned_anew(watched: WatchedParameter) -> bool:
+    """Whether the module has another parameter of the same kind by now; sharded ones take turns in any forward."""
+    now = _now(watched)
+    return now is not watched.parameter and type(now) is type(watched.parameter) is nn.Parameter
+
+
+def _now(watched: WatchedParameter) -> nn.Parameter | None:
+    """What its module holds under the parameter's name by now."""
+    name, held = watched.site.path.rpartition(".")[2], watched.owner._parameters
+    return held[name] if name in held else None  # noqa: SIM401 - that of a scripted module has no get()
+
+
 def _out_of_sight(watched: WatchedParameter, seen: Seen) -> str:
     """Why the gradient of a parameter could not be seen although there may be one; empty if it could."""
     if id(watched.parameter) in seen.unsummed:
         return _UNSUMMED
-    now = watched.owner._parameters.get(watched.site.path.rpartition(".")[2])
+    now = _now(watched)
     return _REPLACED if watched.parameter.requires_grad and now is not watched.parameter and now is not None else ""
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, jit, nn
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import NO_OP, contained, warn_once
+from keelscope.containment import NO_OP, Unscriptable, contained, warn_once
 from keelscope.duties import Duties, measure
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
@@ -302,7 +302,7 @@ class GradientHook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardHook:
+class ForwardHook(Unscriptable):
     """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place.
 
     It keeps the watch alive as long as the model, also where nobody holds what ``watch()`` returned.
@@ -321,7 +321,7 @@ class ForwardHook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InputHook:
+class InputHook(Unscriptable):
     """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
 
     owner: ModuleHooks

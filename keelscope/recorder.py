@@ -238,7 +238,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed, self.parameters.trainable)
+        sightings = self._sightings.with_open(self.plan, self.current)
+        seen = sightings.seen(self.plan, taps, lost, refused, unsummed, self.parameters.trainable)
         return coverage_table(self.plan, seen)
 
     def release(self) -> None:
@@ -285,10 +286,9 @@ class Recorder:
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
-        if self._scale.is_known or (self._attempts and any_scaler()):  # from row 0 on: late names cost a part each
-            unused = max(found.get("skipped", 0.0), float(self._unused))
-            found |= {"skipped_attempts": float(self._attempts), "skipped": unused}
-        self._attempts = 0
+        attempts, self._attempts = float(self._attempts), 0
+        if self._scale.is_known or (attempts and any_scaler()):  # from row 0 on: late names cost a part each
+            found |= {"skipped_attempts": attempts, "skipped": max(found.get("skipped", 0.0), float(self._unused))}
         return found
 
     def milliseconds(self) -> float:

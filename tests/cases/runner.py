@@ -26,6 +26,10 @@ from mechanics import hooks, identity, numbers, oracle
 from observation import look
 from table import FACTS, covered
 
+from keelscope.diagnosis.rules import all_rules
+from keelscope.probe import resolve_probes
+from keelscope.session import watch  # noqa: F401
+
 HERE = Path(__file__).parent
 EVERY = {"numbers": numbers, "hooks": hooks, "identity": identity}
 
@@ -68,6 +72,8 @@ def tried(check: Callable[[], list[str]]) -> list[str]:
 
 
 def main(names: list[str]) -> None:
+    resolve_probes("default")
+    all_rules()
     context = multiprocessing.get_context("fork")
     paths = sorted(path for folder in ("handed", "own") for path in (HERE / folder).glob("*.py"))
     for path in paths:

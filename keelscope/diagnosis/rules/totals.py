@@ -128,16 +128,16 @@ def spike(evidence: Evidence) -> Iterator[Finding]:
 def _heights(norms: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
     """``[step]``: norm over the median of those before, where it is a spike; 0 elsewhere."""
     heights = np.zeros_like(norms)
-    logs = np.log10(norms)
-    floor = np.maximum.accumulate(logs) if logs.size else logs
-    for i in range(_LEAST_HISTORY, logs.size):
-        if logs[i] < floor[i - 1] - np.log10(limit):
-            continue  # a low one: cheap to leave out on long runs
+    logs, decades = np.log10(norms), float(np.log10(limit))
+    if logs.size <= _LEAST_HISTORY:
+        return heights
+    lately = np.median(np.lib.stride_tricks.sliding_window_view(logs[:-1], _LEAST_HISTORY), axis=1)
+    for i in _LEAST_HISTORY + np.flatnonzero(logs[_LEAST_HISTORY:] - lately > decades):
         before = logs[max(0, i - _HISTORY) : i]
         middle = float(np.median(before))
         spread = _NORMAL * float(np.median(np.abs(before - middle)))
-        height = logs[i] - max(middle, float(np.median(before[-_LEAST_HISTORY:])))
-        if height > np.log10(limit) and logs[i] - middle > _DEVIATIONS * spread:
+        height = float(logs[i] - max(middle, lately[i - _LEAST_HISTORY]))
+        if height > decades and logs[i] - middle > _DEVIATIONS * spread:
             heights[i] = 10.0**height
     return heights
 
