@@ -37,6 +37,11 @@ class LossScale:
         """1 where a fused optimizer was called in the last step and changed nothing, else 0; None without a scaler."""
         self._overflow: Tensor | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a scaler was seen at work."""
+        return self._scaler is not None
+
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
 

@@ -27,7 +27,7 @@ from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
-from keelscope.lossscale import LossScale
+from keelscope.lossscale import LossScale, any_scaler
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
 from keelscope.quiet import leave_out_quiet
@@ -104,7 +104,7 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
         self._scale = LossScale()
-        self._recorded = 0
+        self._recorded, self._attempts, self._unused = 0, 0, False
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._eager = Eager(model)
@@ -167,6 +167,7 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
+        self._attempts += 1
         self.open()
 
     def take(self) -> RowValues:
@@ -202,6 +203,7 @@ class Recorder:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
         self._sightings.note(self.plan, step, self.parameters.hooked)
+        self._unused = not any(record.stepped for record in step.parameters.values())
         if self._keep_calls:
             self._keep(step, fetched)
         self.residuals.end()
@@ -246,7 +248,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
+        sightings = self._sightings.with_open(self.plan, self.current)
+        seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
     def release(self) -> None:
@@ -294,6 +297,9 @@ class Recorder:
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
+        attempts, self._attempts = float(self._attempts), 0
+        if self._scale.is_known or (attempts and any_scaler()):  # from row 0 on: late names cost a part each
+            found |= {"skipped_attempts": attempts, "skipped": max(found.get("skipped", 0.0), float(self._unused))}
         return found
 
     def milliseconds(self) -> float:

@@ -51,6 +51,22 @@ class Sightings:
                 self._reached.add(i)
                 self.parameters.add(id(plan.parameters[i].parameter))
 
+    def with_open(self, plan: SitePlan, step: StepRecord) -> Sightings:
+        """What will have been noted once the open step is closed.
+
+        Args:
+            plan: the sites.
+            step: what it has shown so far.
+
+        Returns:
+            A copy.
+        """
+        seen = (self.called, self.with_gradient, self.parameters, self.trainable, self._reached)
+        later = Sightings(*map(set, seen))
+        if step.saw_backward:
+            later.note(plan, step)
+        return later
+
     def seen(
         self,
         plan: SitePlan,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from keelscope.containment import NO_OP, contained
+from keelscope.containment import NO_OP, Unscriptable, contained
 from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
@@ -152,7 +152,7 @@ class BeforeBackward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BeforeModule:
+class BeforeModule(Unscriptable):
     """Hook before one module; a copy of the module carries a no-op in its place."""
 
     owner: weakref.ref[Look]
@@ -169,7 +169,7 @@ class BeforeModule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AfterModule:
+class AfterModule(Unscriptable):
     """Hook after one module; a copy of the module carries a no-op in its place."""
 
     owner: weakref.ref[Look]
