@@ -85,7 +85,7 @@ class Diagnosis:
             layers=layer_rows(evidence),
             profiles=evidence.profiles,
             axis=evidence.axis,
-            weights_step=evidence.last_step("parameters/norm"),
+            weights_step=evidence.last_step("parameters/norm") if _has_weights(evidence) else -1,
             paths=paths_of(evidence),
             rules=rules,
             thresholds=dict(thresholds or {}),
@@ -104,7 +104,7 @@ class Diagnosis:
     @property
     def explanation(self) -> str:
         """Why the profile is what it is: shortcut path, total gradient, largest cause; empty where it is not known."""
-        why = "" if self.paths is None else explanation(self.paths)
+        why = "" if self.paths is None or self.headline == "dead" else explanation(self.paths)
         return " ".join(part for part in (self._caveat(), why) if part)
 
     def _caveat(self) -> str:
@@ -138,7 +138,7 @@ class Diagnosis:
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = structure_note(self.run.info.sublayers)
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        about = (*steps, *self.run.notes, self._about_depth(), structure, self._about_rules())
+        about = (*steps, *self.run.notes, self._about_parameters(), self._about_depth(), structure, self._about_rules())
         return (*(note for note in about if note), *remarks)
 
     def _about_rules(self) -> str:
@@ -159,6 +159,14 @@ class Diagnosis:
         if self.weights_step in (-1, self.step):
             return ""
         return f"Weights were measured at step {self.weights_step}, the last one with them up to the table's."
+
+    def _about_parameters(self) -> str:
+        """Said where columns are gone because of ranks that are missing."""
+        recorded = [key for key in ("parameters/norm", "parameter_gradients/norm") if key in self.run]
+        shown = any(layer.weight_norm is not None or layer.parameter_gradient_norm is not None for layer in self.layers)
+        if not recorded or shown or not self.layers or not self.run.history.absences:
+            return ""
+        return "Weights and their gradients are left out: the ranks that are missing recorded them, or parts of them."
 
     def _about_paths(self) -> str:
         if self.paths is None or self.paths.step in (-1, self.step):
@@ -182,3 +190,9 @@ class Diagnosis:
         if not stack.sublayers:
             return f"Depth is counted in blocks ({total:g} of {stack.kind}); sub-layers per block are not known."
         return f"Depth is counted in sub-layers: {total:g} in {count(stack.length, 'entry')} of {stack.kind}."
+
+
+def _has_weights(evidence: Evidence) -> bool:
+    """Whether any weight is known at the last step that holds their group."""
+    key = "parameters/norm"
+    return key in evidence.run and evidence.steps.size > 0 and bool(evidence.observed(key)[-1:].any())
