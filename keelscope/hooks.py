@@ -26,6 +26,7 @@ from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.sites import WatchedModule
+from keelscope.unwinding import Breaks
 
 __all__ = ["ModuleHooks", "in_backward"]
 
@@ -56,6 +57,7 @@ class ModuleHooks:
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
+        self._breaks = Breaks()
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
@@ -233,7 +235,7 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook)
+                handle = hook_gradient(target, hook, self._breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None
