@@ -4,7 +4,7 @@ A node that was seen from Python has a Python object, and frees the node behind 
 thousand such nodes in a chain overflow the stack and end the process. `unwind` keeps the nodes until nothing above
 them is alive, and then gives them up from the output side.
 
-A gradient hook looks at the node of its tensor. `Breaks` lets every so-many-th of these nodes keep those right behind it,
+A gradient hook looks at the node of its tensor. `Breaks` lets every so-many-th of these nodes keep those behind it,
 so that the recursion ends there: what is left is freed at the next garbage collection or recorded step.
 """
 
