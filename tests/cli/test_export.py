@@ -6,6 +6,8 @@ import csv
 import errno
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -90,3 +92,17 @@ def test_a_full_disk_is_one_sentence(keelscope, keel, monkeypatch, to):
     result = keelscope("export", "keel.h5", "--to", to, "--out", "there")
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
     assert "there cannot be written: No space left on device." in result.err
+
+
+def test_a_disk_that_fills_under_tensorboard_prints_no_traceback(keelscope, keel):
+    """In a process of its own: files may grow to 600 bytes there."""
+    pytest.importorskip("tensorboard")
+    program = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600)); from keelscope.cli import main; main()"
+    )
+    words = ("export", "keel.h5", "--to", "tensorboard", "--out", "there")
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1:] == ["keelscope: there cannot be written: File too large."]
+    assert "Traceback" not in done.stderr
