@@ -250,7 +250,7 @@ class Recorder:
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
         sightings = self._sightings.with_open(self.plan, self.current)
         seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
-        return coverage_table(self.plan, seen)
+        return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
     def release(self) -> None:
         """Let go of the model."""
