@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from keelscope.sites import SitePlan, WatchedParameter
+from keelscope.sites import SOUGHT, SitePlan, WatchedParameter
 from keelscope.stacks import is_container
 from keelscope.store.schema import CoverageEntry
+from keelscope.unregistered import Unregistered
 
 __all__ = ["Coverage", "Seen", "coverage_table"]
 
@@ -66,17 +67,12 @@ class Seen:
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
+    trainable: Container[int] | None = None
+    """Identity of parameters that required a gradient on a recorded step; None if that is not known."""
     partly: Mapping[int, str] = field(default_factory=dict)
     """Identity of observed modules of which something is missing -> what, and why."""
     unsummed: Container[int] = ()
     """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
-    trainable: Container[int] | None = None
-    """Identity of parameters that required a gradient on a recorded step; None if nobody looked."""
-
-    def is_frozen(self, parameter: nn.Parameter) -> bool:
-        """Whether a parameter required no gradient on the recorded steps, whatever it does by now."""
-        watched = self.trainable is not None and parameter.is_leaf and not isinstance(parameter, UninitializedParameter)
-        return not parameter.requires_grad or (watched and id(parameter) not in self.trainable)  # type: ignore[operator]
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -87,11 +83,19 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
         seen: what happened.
 
     Returns:
-        Modules in registration order, then parameters.
+        Modules in registration order, then parameters, then trainable tensors that are in no registry.
     """
-    chosen = {id(watched.module) for watched in plan.modules}
+    chosen = {id(watched.module) for watched in plan.modules if watched.site.role != SOUGHT}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
-    return Coverage([*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters)])
+    parameters = (_parameter(watched, plan, seen) for watched in plan.parameters)
+    return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
+
+
+def _unregistered(held: Unregistered) -> CoverageEntry:
+    """Nobody clears its gradient, unless an optimizer was given it by hand."""
+    got = held.tensor.grad is not None
+    reason = "parameters() and state_dict() do not hold it. " + ("It got a gradient." if got else "It got no gradient.")
+    return CoverageEntry(held.path, "parameter", "unregistered" if got else "unregistered_unused", reason)
 
 
 def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) -> CoverageEntry:
@@ -101,7 +105,7 @@ def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) ->
 
 def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tuple[str, str]:
     key = id(module)
-    if key in seen.lost and key not in seen.called:
+    if key in seen.lost and key in chosen and key not in seen.called:
         return "not_observed", f"It was {seen.lost[key]}."
     if key not in chosen:
         uncallable = is_container(module) and not isinstance(module, nn.Sequential)
@@ -109,7 +113,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
     if key not in seen.called:
         return _uncalled(module, seen)
     if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
-        if all(map(seen.is_frozen, module.parameters())) and any(True for _ in module.parameters()):
+        if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
     return "observed", seen.partly.get(key, "")
@@ -137,7 +141,7 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if seen.is_frozen(parameter):
+    if not parameter.requires_grad or (seen.trainable is not None and id(parameter) not in seen.trainable):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")

@@ -33,11 +33,11 @@ class LossScale:
         self._current: Tensor | None = None
         self.in_step = False
         """Whether the optimizer takes the scale out itself, as fused ones do."""
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a scaler was seen at work."""
-        return self._scaler is not None
+        self.attempts = 0
+        """Passes since the last row whose gradients nobody used."""
+        self.logged: dict[str, float] = {}
+        """Of the last step, where a scaler is at work: whether it was skipped, and attempts skipped before it."""
+        self._overflow: Tensor | None = None
 
     def note(self, optimizer: Optimizer, *, changed: bool) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
@@ -55,13 +55,29 @@ class LossScale:
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
         self.in_step = isinstance(fused, Tensor)
-        scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
+        scale = fused if isinstance(fused, Tensor) else getattr(scaler, "_scale", None)  # one turned off has none
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()
+        overflow = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which is called all the same
+        if isinstance(overflow, Tensor):
+            self._overflow = overflow.detach().clone()
 
-    def take(self) -> float:
-        """The scale of the closing step, and start the next one."""
+    def take(self, *, stepped: bool = True) -> float:
+        """The scale of the closing step, and start the next one.
+
+        Args:
+            stepped: whether an optimizer used the gradients; a scaler does not call it where they overflow.
+
+        Returns:
+            The scale.
+        """
         scale, self._current = self._current, None
+        overflow, self._overflow = self._overflow, None
+        attempts, self.attempts = self.attempts, 0
+        self.logged = {}
+        if overflow is not None or self._scaler is not None or (attempts and any_scaler()):
+            skipped = not stepped if overflow is None else bool(overflow > 0)
+            self.logged = {"skipped": float(skipped), "skipped_attempts": float(attempts)}
         return 1.0 if scale is None else float(scale)
 
 

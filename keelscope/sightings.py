@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from keelscope.calls import StepRecord
@@ -26,16 +26,20 @@ class Sightings:
     """Modules whose output received a gradient."""
     parameters: set[int] = field(default_factory=set)
     """Parameters that received a gradient."""
+    trainable: set[int] = field(default_factory=set)
+    """Parameters that required a gradient while a step ran."""
     _reached: set[int] = field(default_factory=set)
     """Their indices."""
 
-    def note(self, plan: SitePlan, step: StepRecord) -> None:
+    def note(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> None:
         """Take in a step.
 
         Args:
             plan: the sites.
             step: what it showed.
+            trainable: identity of the parameters that required a gradient on it.
         """
+        self.trainable.update(trainable)
         for call in step.calls:
             key = id(plan.modules[call.site].module)
             if key not in self.with_gradient:
@@ -47,19 +51,22 @@ class Sightings:
                 self._reached.add(i)
                 self.parameters.add(id(plan.parameters[i].parameter))
 
-    def with_open(self, plan: SitePlan, step: StepRecord) -> Sightings:
+    def with_open(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> Sightings:
         """What will have been noted once the open step is closed.
 
         Args:
             plan: the sites.
             step: what it has shown so far.
+            trainable: identity of the parameters that require a gradient on it.
 
         Returns:
-            A copy.
+            A copy; itself before any gradient has arrived.
         """
-        later = Sightings(set(self.called), set(self.with_gradient), set(self.parameters), set(self._reached))
-        if step.saw_backward:
-            later.note(plan, step)
+        if not step.saw_backward:
+            return self
+        noted = (self.called, self.with_gradient, self.parameters, self.trainable, self._reached)
+        later = Sightings(*map(set, noted))
+        later.note(plan, step, trainable)
         return later
 
     def seen(
@@ -69,7 +76,6 @@ class Sightings:
         lost: Mapping[int, str],
         refused: Mapping[int, str],
         unsummed: Iterable[int] = (),
-        trainable: Container[int] = (),
     ) -> Seen:
         """Everything noted, for the coverage.
 
@@ -79,7 +85,6 @@ class Sightings:
             lost: site -> why its calls could not be observed.
             refused: site -> what of it is missing, and why.
             unsummed: parameters whose gradient is a sum that the ranks had not added up.
-            trainable: identity of parameters that required a gradient on a recorded step.
 
         Returns:
             The record.
@@ -93,5 +98,5 @@ class Sightings:
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
             unsummed={id(plan.parameters[i].parameter) for i in unsummed},
-            trainable=trainable if Tap.PARAMETER_GRADIENT in looked and self.called else None,
+            trainable=self.trainable if Tap.PARAMETER_GRADIENT in looked and self.trainable else None,
         )

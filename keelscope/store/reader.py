@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
+from keelscope.store.armed import armed_notes
 from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.overview import Overview, joined, reduced
@@ -107,8 +108,8 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken rows."""
-        return self._source.history.notes
+        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken or added rows."""
+        return (*self._source.history.notes, *armed_notes(self.scalars, lambda name: self.read(f"{SCALARS}/{name}")))
 
     @property
     def steps(self) -> NDArray[np.int64]:

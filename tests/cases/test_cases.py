@@ -45,10 +45,6 @@ KINDS = [
 ]
 
 MISSING = {
-    ("dead_relu_all", "diagnosis"): "rule dead_units",
-    ("double_softmax", "diagnosis"): "rule saturated",
-    ("layers_in_a_list", "diagnosis"): "rule unregistered_parameters",
-    ("tanh_actor_saturated", "diagnosis"): "rule saturated",
     ("zero_queries", "diagnosis"): "outside a stack, modules side by side are read as a chain",
 }
 """Facts that wait for a rule."""

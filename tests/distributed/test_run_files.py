@@ -79,15 +79,6 @@ def test_stages_of_a_pipeline_are_one_depth(on_ranks, tmp_path):
     assert ks.report(run).axis.length == 6
 
 
-def test_ranks_under_accelerate(on_ranks, tmp_path):
-    pytest.importorskip("accelerate")
-    truth = on_ranks(2, "accelerated", str(tmp_path / "keel.h5"))[0]
-    norms = ks.open_run(tmp_path / "keel.h5")["parameter_gradients/norm"]
-    expected = np.array([[step[site.path] for site in norms.sites] for step in truth])
-    assert norms.values == pytest.approx(expected, rel=1e-5)
-    assert len(truth) == 2
-
-
 def test_the_example_of_the_page(on_ranks, tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "several-gpus.md").read_text(encoding="utf-8")
     title, code = re.search(r'^```python title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL).groups()
