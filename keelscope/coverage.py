@@ -67,12 +67,17 @@ class Seen:
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
-    trainable: Container[int] | None = None
-    """Identity of parameters that required a gradient on a recorded step; None if that is not known."""
     partly: Mapping[int, str] = field(default_factory=dict)
     """Identity of observed modules of which something is missing -> what, and why."""
     unsummed: Container[int] = ()
     """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
+    trainable: Container[int] | None = None
+    """Identity of parameters that required a gradient on a recorded step; None if nobody looked."""
+
+    def is_frozen(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter required no gradient on the recorded steps, whatever it does by now."""
+        watched = self.trainable is not None and parameter.is_leaf and not isinstance(parameter, UninitializedParameter)
+        return not parameter.requires_grad or (watched and id(parameter) not in self.trainable)  # type: ignore[operator]
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -113,7 +118,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
     if key not in seen.called:
         return _uncalled(module, seen)
     if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
-        if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
+        if all(map(seen.is_frozen, module.parameters())) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
     return "observed", seen.partly.get(key, "")
@@ -141,7 +146,7 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if not parameter.requires_grad or (seen.trainable is not None and id(parameter) not in seen.trainable):
+    if seen.is_frozen(parameter):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")

@@ -27,6 +27,7 @@ from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradien
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
+from keelscope.unwinding import Breaks
 
 __all__ = ["ModuleHooks", "in_backward"]
 
@@ -58,6 +59,7 @@ class ModuleHooks:
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
+        self._breaks = Breaks()
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
@@ -184,7 +186,10 @@ class ModuleHooks:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
         calls = step.of_site.get(site, ())
         self.missed |= all(call.recomputed for call in calls)
-        return repeated_call(calls)
+        call = repeated_call(calls)
+        if call is not None:
+            call.recomputed = True
+        return call
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
@@ -238,7 +243,7 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook)
+                handle = hook_gradient(target, hook, self._breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None

@@ -1,4 +1,4 @@
-"""Rules on single steps and single parameters."""
+"""Rules on single parameters."""
 
 from __future__ import annotations
 
@@ -15,34 +15,6 @@ FLAT = np.ones(8)
 
 def found(run, rule, **options):
     return [f for f in diagnose(run, **options).findings if f.rule == rule]
-
-
-def norms(*values):
-    """A run whose total gradient norm is as given; its profile is flat."""
-    return {"grad_norm_total": values}
-
-
-@pytest.mark.parametrize(("last", "severity"), [(1.9, None), (3.0, Severity.INFO), (100.0, Severity.WARNING)])
-def test_a_spike_leaves_its_own_history(make_run, last, severity):
-    history = [*np.exp(0.1 * np.random.default_rng(0).standard_normal(40)), last, 1.0]
-    run = make_run(np.tile(FLAT, (42, 1)), scalars=norms(*history))
-    spikes = found(run, "spike")
-    assert [(f.severity, f.steps) for f in spikes] == ([] if severity is None else [(severity, (400, 400))])
-    assert found(run, "spike", thresholds={"spike": 100.0}) == []
-
-
-def test_a_spike_needs_a_history_and_is_over_ten_rows_later(make_run):
-    assert found(make_run(np.tile(FLAT, (8, 1)), scalars=norms(*[1.0] * 7, 100.0)), "spike") == []
-    run = make_run(np.tile(FLAT, (42, 1)), scalars=norms(*[1.0] * 20, 100.0, *[1.0] * 21))
-    assert found(run, "spike") == []
-    assert len(found(run, "spike", step=250)) == 1
-
-
-@pytest.mark.parametrize(("flags", "severity"), [((0, 1, 0, 0), Severity.INFO), ((0, 1, 1, 0), Severity.WARNING)])
-def test_skipped_steps_are_counted(make_run, flags, severity):
-    run = make_run(np.tile(FLAT, (4, 1)), scalars={"skipped": flags})
-    (finding,) = found(run, "overflow_step_skipped")
-    assert (finding.severity, finding.value) == (severity, sum(flags))
 
 
 def test_one_parameter_that_owns_the_norm_is_named():
@@ -73,50 +45,3 @@ def test_updates_against_the_weights(rate, words):
             optimizer.step()
         ratios = found(watch.run, "update_ratio")
     assert [words in f.statement for f in ratios] == ([True] if words else [])
-
-
-def scaled(scale, steps, *, last_fits=True):
-    """Attempts with a loss scaler, some of which overflow."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-    with ks.watch(model, optimizer=optimizer) as watch:
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = model(torch.ones(2, 4)).square().mean() * (1e3 if last_fits or step < steps - 1 else 1e37)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-    return watch.run
-
-
-def test_attempts_that_left_no_row_are_counted_beside_the_next_one():
-    run = scaled(2.0**128 * 0.99, 20)
-    skipped = run["scalars/skipped_attempts"].values
-    assert skipped[0] > 0
-    assert len(run.steps) + skipped.sum() == 20
-    assert set(skipped[1:]) == {0.0}
-    (finding,) = found(run, "overflow_step_skipped", step=0)
-    assert finding.value == skipped[0]
-    assert f"skipped {skipped[0]:.0f} of {skipped[0] + 1:.0f} attempts" in finding.statement
-    assert diagnose(run, step=0).headline != "non-finite"
-
-
-def test_a_skipped_attempt_at_the_end_is_no_broken_step():
-    run = scaled(65536.0, 4, last_fits=False)
-    assert run["scalars/skipped"].values.tolist() == [0.0, 0.0, 0.0, 1.0]
-    assert [f.rule for f in diagnose(run).findings] == ["overflow_step_skipped"]
-    assert diagnose(run).headline != "non-finite"
-
-
-def test_without_a_scaler_nothing_is_counted():
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ks.watch(model, optimizer=optimizer) as watch:
-        for used in (True, False, True):
-            optimizer.zero_grad()
-            model(torch.ones(1, 2)).sum().backward()
-            if used:
-                optimizer.step()
-    assert "scalars/skipped_attempts" not in watch.run

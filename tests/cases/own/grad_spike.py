@@ -1,9 +1,9 @@
-"""One bad batch after eighteen ordinary ones: the total norm of that step is a thousand times the others.
+"""One bad batch after a dozen ordinary ones: the total norm of that step is a thousand times the others.
 
 Source: facebookresearch/metaquery#6
 Gist: training stops with "grad norm spiked" and nobody can tell which step, by how much against what, and in which
     layer.
-Expectation: a spike, at the step and by how much; the other steps are healthy.
+Expectation: a spike, at the step and with the parameter that made most of it; the other steps are healthy.
 """
 
 import torch
@@ -12,8 +12,8 @@ from torch import nn
 
 KIND = "diagnosis"
 SOURCE = "facebookresearch/metaquery#6"
-N_STEPS = 20
-BAD = 18
+N_STEPS = 14
+BAD = 12
 
 
 def data(k):
@@ -44,7 +44,7 @@ def oracle():
 
 
 EXPECT = {
-    "diagnosis": {"label": "spike", "not": ["exploding", "nonfinite"]},
+    "diagnosis": {"label": "spike", "where": "2.weight", "not": ["exploding", "nonfinite"]},
     "steps": [
         {
             "params": {
@@ -156,12 +156,12 @@ EXPECT = {
         },
         {
             "params": {
-                "0.weight": {"grad_norm": 0.597477394},
-                "0.bias": {"grad_norm": 0.334807658},
-                "2.weight": {"grad_norm": 0.96655055},
-                "2.bias": {"grad_norm": 1.51220963},
+                "0.weight": {"grad_norm": 21209.9957},
+                "0.bias": {"grad_norm": 38.0097356},
+                "2.weight": {"grad_norm": 29335.7024},
+                "2.bias": {"grad_norm": 128.980847},
             },
-            "total_grad_norm": 1.92095636,
+            "total_grad_norm": 36200.3513,
         },
         {
             "params": {
@@ -171,60 +171,6 @@ EXPECT = {
                 "2.bias": {"grad_norm": 1.54693918},
             },
             "total_grad_norm": 2.0110476,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 0.896576509},
-                "0.bias": {"grad_norm": 0.466670104},
-                "2.weight": {"grad_norm": 1.46758907},
-                "2.bias": {"grad_norm": 1.71509588},
-            },
-            "total_grad_norm": 2.47325736,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 0.184996406},
-                "0.bias": {"grad_norm": 0.198213815},
-                "2.weight": {"grad_norm": 0.774789412},
-                "2.bias": {"grad_norm": 1.23657893},
-            },
-            "total_grad_norm": 1.48422993,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 0.364408086},
-                "0.bias": {"grad_norm": 0.292580962},
-                "2.weight": {"grad_norm": 0.90212856},
-                "2.bias": {"grad_norm": 1.36381786},
-            },
-            "total_grad_norm": 1.70065633,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 0.141849013},
-                "0.bias": {"grad_norm": 0.180672535},
-                "2.weight": {"grad_norm": 0.852088519},
-                "2.bias": {"grad_norm": 1.20688806},
-            },
-            "total_grad_norm": 1.49512452,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 6341.6129},
-                "0.bias": {"grad_norm": 17.2548119},
-                "2.weight": {"grad_norm": 10638.773},
-                "2.bias": {"grad_norm": 58.9978793},
-            },
-            "total_grad_norm": 12385.6095,
-        },
-        {
-            "params": {
-                "0.weight": {"grad_norm": 0.356633828},
-                "0.bias": {"grad_norm": 0.277922197},
-                "2.weight": {"grad_norm": 0.73848012},
-                "2.bias": {"grad_norm": 1.37901922},
-            },
-            "total_grad_norm": 1.62833514,
         },
     ],
 }
