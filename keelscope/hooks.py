@@ -186,10 +186,7 @@ class ModuleHooks:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
         calls = step.of_site.get(site, ())
         self.missed |= all(call.recomputed for call in calls)
-        call = repeated_call(calls)
-        if call is not None:
-            call.recomputed = True
-        return call
+        return repeated_call(calls)
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool

@@ -27,7 +27,7 @@ from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
-from keelscope.lossscale import LossScale, any_scaler
+from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
 from keelscope.quiet import leave_out_quiet
@@ -44,7 +44,7 @@ from keelscope.rows import (
     total_norm,
 )
 from keelscope.sightings import Sightings
-from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
+from keelscope.sites import Selector, SitePlan, by_path, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
@@ -104,7 +104,7 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
         self._scale = LossScale()
-        self._recorded, self._attempts, self._unused = 0, 0, False
+        self._recorded = 0
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._eager = Eager(model)
@@ -167,7 +167,7 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
-        self._attempts += 1
+        self._scale.attempts += 1
         self.open()
 
     def take(self) -> RowValues:
@@ -179,7 +179,7 @@ class Recorder:
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
-        factor = 1.0 / self._scale.take()
+        factor = 1.0 / self._scale.take(stepped=any(record.stepped for record in step.parameters.values()))
         if not self.axes:
             if not step.calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
@@ -203,9 +203,9 @@ class Recorder:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
         self._sightings.note(self.plan, step, self.parameters.hooked)
-        self._unused = not any(record.stepped for record in step.parameters.values())
         if self._keep_calls:
-            self._keep(step, fetched)
+            self.last_calls = by_path(self.plan.modules, module_calls(step.calls, self.probes, fetched))
+            self.last_gradients = by_path(self.plan.parameters, parameter_calls(step.parameters, fetched))
         self.residuals.end()
         self._recorded += 1
         return row
@@ -248,8 +248,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        sightings = self._sightings.with_open(self.plan, self.current)
-        seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
+        noted = self._sightings.with_open(self.plan, self.current, self.parameters.hooked)
+        seen = noted.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
     def release(self) -> None:
@@ -292,14 +292,11 @@ class Recorder:
             Name -> number.
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
-        found |= {} if self._scale.skipped is None else {"skipped": self._scale.skipped}
+        found |= self._scale.logged
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
-        attempts, self._attempts = float(self._attempts), 0
-        if self._scale.is_known or (attempts and any_scaler()):  # from row 0 on: late names cost a part each
-            found |= {"skipped_attempts": attempts, "skipped": max(found.get("skipped", 0.0), float(self._unused))}
         return found
 
     def milliseconds(self) -> float:
@@ -344,13 +341,6 @@ class Recorder:
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen
-
-    def _keep(self, step: StepRecord, fetched: Fetched) -> None:
-        modules, parameters = self.plan.modules, self.plan.parameters
-        calls = module_calls(step.calls, self.probes, fetched)
-        gradients = parameter_calls(step.parameters, fetched)
-        self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
-        self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
 
 
 def _always(_: bool) -> bool:
