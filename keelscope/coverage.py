@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from keelscope.sites import SitePlan, WatchedParameter
+from keelscope.sites import SOUGHT, SitePlan, WatchedParameter
 from keelscope.stacks import is_container
 from keelscope.store.schema import CoverageEntry
+from keelscope.unregistered import Unregistered
 
 __all__ = ["Coverage", "Seen", "coverage_table"]
 
@@ -63,6 +64,8 @@ class Seen:
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
+    trainable: Container[int] | None = None
+    """Identity of parameters that required a gradient on a recorded step; None if that is not known."""
     partly: Mapping[int, str] = field(default_factory=dict)
     """Identity of observed modules of which something is missing -> what, and why."""
     unsummed: Container[int] = ()
@@ -77,11 +80,19 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
         seen: what happened.
 
     Returns:
-        Modules in registration order, then parameters.
+        Modules in registration order, then parameters, then trainable tensors that are in no registry.
     """
-    chosen = {id(watched.module) for watched in plan.modules}
+    chosen = {id(watched.module) for watched in plan.modules if watched.site.role != SOUGHT}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
-    return Coverage([*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters)])
+    parameters = (_parameter(watched, plan, seen) for watched in plan.parameters)
+    return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
+
+
+def _unregistered(held: Unregistered) -> CoverageEntry:
+    """Nobody clears its gradient, unless an optimizer was given it by hand."""
+    got = held.tensor.grad is not None
+    reason = "parameters() and state_dict() do not hold it. " + ("It got a gradient." if got else "It got no gradient.")
+    return CoverageEntry(held.path, "parameter", "unregistered" if got else "unregistered_unused", reason)
 
 
 def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) -> CoverageEntry:
@@ -91,7 +102,7 @@ def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) ->
 
 def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tuple[str, str]:
     key = id(module)
-    if key in seen.lost and key not in seen.called:
+    if key in seen.lost and key in chosen and key not in seen.called:
         return "not_observed", f"It was {seen.lost[key]}."
     if key not in chosen:
         uncallable = is_container(module) and not isinstance(module, nn.Sequential)
@@ -126,7 +137,7 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if not parameter.requires_grad:
+    if not parameter.requires_grad or (seen.trainable is not None and id(parameter) not in seen.trainable):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")

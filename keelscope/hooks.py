@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -25,8 +25,7 @@ from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
-from keelscope.sites import WatchedModule
-from keelscope.unwinding import Breaks
+from keelscope.sites import SOUGHT, WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
 
@@ -50,6 +49,7 @@ class ModuleHooks:
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
         self._duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
+        self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
         self._reference = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
@@ -57,7 +57,6 @@ class ModuleHooks:
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
-        self._breaks = Breaks()
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
@@ -100,7 +99,7 @@ class ModuleHooks:
         self._modules.append(weakref.ref(watched.module))
         self._duties.add(probes)
         if self.attached:
-            self._attach_to(len(self._modules) - 1, watched.module)
+            self._attach_to(len(self._modules) - 1, watched.module, self._handles)
             self._attach_before()
 
     def attach(self) -> None:
@@ -109,9 +108,13 @@ class ModuleHooks:
             self.attached = True
             for site, reference in enumerate(self._modules):
                 module = reference()
-                if module is not None:
-                    self._attach_to(site, module)
+                if module is not None and site not in self._sought:
+                    self._attach_to(site, module, self._handles)
         self._attach_before()
+
+    def spare(self, name: str, sites: Iterable[int]) -> None:
+        """Take a probe off sites where it has nothing to say."""
+        self._duties.drop(name, sites)
 
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
@@ -123,20 +126,22 @@ class ModuleHooks:
         for site in wanted:
             module = self._modules[site]()
             if module is not None and not isinstance(module, jit.ScriptModule):
+                if site in self._sought:
+                    self._attach_to(site, module, self._before)
                 handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
                 self._before.callback(handle.remove)
 
-    def _attach_to(self, site: int, module: nn.Module) -> None:
+    def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
         taps = {probe.tap for probe in self._duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
-                self._handles.callback(handle.remove)
+                handles.callback(handle.remove)
             handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
         except (RuntimeError, AttributeError) as error:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
             return
-        self._handles.callback(handle.remove)
+        handles.callback(handle.remove)
 
     def detach(self) -> None:
         """Give every handle back."""
@@ -235,7 +240,7 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook, self._breaks)
+                handle = hook_gradient(target, hook, board.breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None

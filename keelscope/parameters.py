@@ -45,7 +45,7 @@ class ParameterHooks:
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._leaf_always = leaf_always
         self._handles = ExitStack()
-        self._hooked: set[int] = set()
+        self.hooked: set[int] = set()
         self._reached: set[int] = set()
         self._task = -1
         self._in_closure = False
@@ -93,24 +93,24 @@ class ParameterHooks:
             return
         for reference in self._parameters:
             parameter = reference()
-            if parameter is not None and id(parameter) not in self._hooked:
+            if parameter is not None and id(parameter) not in self.hooked:
                 self._hook(parameter)
 
     @property
     def is_complete(self) -> bool:
         """Whether no parameter is left that `attach_owner` could hook."""
-        return len(self._hooked) == len(self._parameters)
+        return len(self.hooked) == len(self._parameters)
 
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in self._hooked and id(parameter) in self._index:
+            if parameter is not None and id(parameter) not in self.hooked and id(parameter) in self._index:
                 self._hook(parameter)
 
     def detach(self) -> None:
         """Give every handle back."""
         self._handles.close()
-        self._hooked.clear()
+        self.hooked.clear()
         self._before.clear()
 
     def begin(self, step: StepRecord) -> None:
@@ -183,9 +183,9 @@ class ParameterHooks:
 
     def _hook(self, parameter: nn.Parameter) -> None:
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
-        if not trainable or not parameter.is_leaf or id(parameter) in self._hooked:
+        if not trainable or not parameter.is_leaf or id(parameter) in self.hooked:
             return
-        self._hooked.add(id(parameter))
+        self.hooked.add(id(parameter))
         i = self._index[id(parameter)]
         reference = weakref.ref(self)
         handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]

@@ -26,16 +26,20 @@ class Sightings:
     """Modules whose output received a gradient."""
     parameters: set[int] = field(default_factory=set)
     """Parameters that received a gradient."""
+    trainable: set[int] = field(default_factory=set)
+    """Parameters that required a gradient while a step ran."""
     _reached: set[int] = field(default_factory=set)
     """Their indices."""
 
-    def note(self, plan: SitePlan, step: StepRecord) -> None:
+    def note(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> None:
         """Take in a step.
 
         Args:
             plan: the sites.
             step: what it showed.
+            trainable: identity of the parameters that required a gradient on it.
         """
+        self.trainable.update(trainable)
         for call in step.calls:
             key = id(plan.modules[call.site].module)
             if key not in self.with_gradient:
@@ -76,4 +80,5 @@ class Sightings:
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
             unsummed={id(plan.parameters[i].parameter) for i in unsummed},
+            trainable=self.trainable if Tap.PARAMETER_GRADIENT in looked and self.trainable else None,
         )

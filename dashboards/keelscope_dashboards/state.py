@@ -86,6 +86,11 @@ def summary_of(states: tuple[RunState, ...]) -> list[dict[str, Any]]:
 
 
 def digest_of(states: tuple[RunState, ...]) -> str:
-    """Changes when the run list, a card or a finding has to be drawn anew."""
-    words = [(s.id, s.name, s.status, s.error, s.model, asdict(s.verdict)) for s in states]
+    """Two words: the first changes when the run list has to be drawn anew, the second when a card or a finding has."""
+    listed = [(s.id, s.name, s.status, s.error, s.model) for s in states]
+    judged = [(s.id, s.name, s.error, asdict(s.verdict)) for s in states]
+    return f"{_hash(listed)}.{_hash(judged)}"
+
+
+def _hash(words: list[Any]) -> str:
     return hashlib.blake2s(json.dumps(words).encode(), digest_size=8).hexdigest()

@@ -63,8 +63,8 @@ def _is_loss(name: str) -> bool:
 def _scan(evidence: Evidence, name: str) -> BadLoss | None:
     blocks = list(evidence.blocks(f"scalars/{name}"))
     outputs = nonfinite_history(evidence, "outputs")
-    if not blocks or outputs is None:
-        return None
+    if not blocks or outputs is None or all(np.isnan(block.values).all() for block in blocks):
+        return None  # never logged, or NaN from the first step on: nothing tells the two apart
     steps = np.concatenate([block.steps for block in blocks])
     values = np.concatenate([block.values for block in blocks])
     finite = set(outputs.steps[~outputs.flags.any(axis=1)].tolist()) - skipped_steps(evidence)

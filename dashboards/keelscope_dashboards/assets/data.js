@@ -5,9 +5,6 @@
   const POLL = 1000, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
   const MAX_TILES = 32;
 
-  // Asked for while the page is still being put together.
-  let early = fetch("api/v1/state", { cache: "no-store" }).catch(() => null);
-
   ks.Data = class {
     constructor(onState, onTile, onLost) {
       this.onState = onState;
@@ -31,8 +28,8 @@
       this.polling = true;
       try {
         const headers = this.etag ? { "If-None-Match": this.etag } : {};
-        const first = await early;
-        early = null;
+        const first = await ks.early; // asked for by the head of the page
+        ks.early = null;
         const answer = first || await fetch("api/v1/state", { headers, cache: "no-store" });
         if (answer.ok) {
           this.etag = answer.headers.get("ETag") || "";
