@@ -27,7 +27,6 @@ from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradien
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
-from keelscope.unwinding import Breaks
 
 __all__ = ["ModuleHooks", "in_backward"]
 
@@ -59,7 +58,6 @@ class ModuleHooks:
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
-        self._breaks = Breaks()
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
@@ -240,7 +238,7 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook, self._breaks)
+                handle = hook_gradient(target, hook, board.breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None

@@ -6,9 +6,8 @@ or optimizers' progress.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope.axes import lay_axes
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.compiled import Eager
@@ -26,7 +26,7 @@ from keelscope.coverage import coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
+from keelscope.layout import draw_layout, trimmed
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
@@ -50,8 +50,6 @@ from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
 
 __all__ = ["Recorder"]
-
-_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -186,7 +184,7 @@ class Recorder:
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-            self.axes = self._lay_axes(step, fetched)
+            self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
@@ -210,28 +208,14 @@ class Recorder:
         self._recorded += 1
         return row
 
-    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> dict[str, NDArray[np.intp]]:
-        """The site axis of every group that has sites; probes of the others are let go of."""
-        found = {axis: len(sites) for axis, sites in self._found_sites().items()}
-        attending = {call.site for call in step.calls if call.attention}
-        order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
-        groups = by_group(self.probes)
-        axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
-        several = self.ranks.size > 1
-        quiet = leave_out_quiet(groups, self.modules, step, fetched, order.modules.size, seen_only=several)
-        axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in quiet.items()}
-        empty = {
-            g for g, probes in groups.items() if found.get(probes[0].tap.axis) == 0 or (g in quiet and not len(axes[g]))
-        }
-        for group in empty:
-            _log.info("%s are not recorded: none was found in the first recorded step", group)
-        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
-        kept = {group_of(probe) for probe in self.probes}
-        return {group: axis for group, axis in axes.items() if group in kept}
+    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> None:
+        """Decide the site axis of every group that has sites, and let go of the probes of others."""
 
-    def _can_record(self, probe: Probe) -> bool:
-        """Whether anything of the probe can be recorded on this rank."""
-        return any(self.ranks.records(statistic, probe.tap) for statistic in probe.statistics)
+        def quiet(groups: Mapping[str, list[Probe]], length: int) -> Mapping[str, Container[int]]:
+            return leave_out_quiet(groups, self.modules, step, fetched, length, seen_only=self.ranks.size > 1)
+
+        found = {axis: len(sites) for axis, sites in self._found_sites().items()}
+        self.axes, self.probes = lay_axes(self.plan, self.probes, step, found, self.ranks, quiet)
 
     def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
         """The axes that are no part of the module tree."""
