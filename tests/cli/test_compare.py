@@ -22,8 +22,18 @@ def test_like_a_run(keelscope, recorded):
     assert err.endswith("at depth 16, width 16, heads 2.\n")
     document = json.loads(out)
     assert document["axis"] == "depth"  # all three are equally deep
-    assert [run["title"] for run in document["runs"]] == ["keel (1)", "post_ln", "keel (2)"]
+    assert [run["title"] for run in document["runs"]] == ["keel.h5", "post_ln", "scheme:keel"]
     assert [run["headline"] for run in document["runs"]][::2] == ["flat", "flat"]
+
+
+def test_fail_on_names_those_that_fail(keelscope, recorded):
+    run = str(recorded / "keel.h5")
+    code, out, err = keelscope("compare", run, run, "--fail-on", "flat,exploding")
+    assert code == 1
+    assert err == "keelscope: --fail-on: keel.h5 (flat), keel.h5 (flat).\n"
+    assert "keel.h5 (2)" in out
+    assert keelscope("compare", run, run, "--fail-on", "exploding")[0] == 0
+    assert keelscope("compare", run, run, "--fail-on", "explodes").code == 2
 
 
 def test_like_a_model_and_own_sizes_win(keelscope):

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -235,3 +236,25 @@ def test_a_first_block_without_a_shortcut_is_said():
     )
     notes = ks.report(nn.Sequential(nn.Linear(8, 8), Added(8)), batch, lambda output, _: output.square().mean()).notes
     assert any(note.startswith("Residual structure: 8 x") and note.endswith(").") for note in notes)
+
+
+def test_every_field_of_the_json_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "report-json.md").read_text(encoding="utf-8")
+    model = nn.Sequential(nn.Linear(8, 8), Added(8), nn.Linear(8, 2))
+    model[2].bias.requires_grad_(requires_grad=False)  # one finding
+    document = json.loads(ks.report(model, torch.ones(4, 8), lambda output, _: output.square().mean()).to_json())
+    keys = set(fields(document))
+    assert {"headline", "levels", "attribution", "remedy", "weight_norm"} <= keys
+    assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+def fields(value, inside=""):
+    """Names of fields; those of profiles and of the coverage are names of series and states."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if inside not in {"profiles", "coverage"}:
+                yield key
+            yield from fields(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from fields(item, "")
