@@ -178,8 +178,9 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
             version = {"revision": source.revision, "generation": source.generation, "behind": source.behind(panel)}
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
-    if not 0 <= start <= len(tile):
+    if start < 0:
         abort(400, "from is not a bin of this tile.")
+    start = start if start <= len(tile) else 0  # the tile that the browser holds was finer
     part = tile.since(start)
     resolution = RESOLUTION if panel.scale == "decades" else 0.0
     codes, unit = encode_deviations(part.deviations, part.kinds, resolution)
