@@ -29,7 +29,7 @@ from keelscope_dashboards.verdicts import Judge
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 DESK, SMALL, PHONE = {"width": 1440, "height": 900}, {"width": 1240, "height": 760}, {"width": 390, "height": 844}
-COLOURS = 200  # of a picture, where Pillow is installed: a third of the bytes
+COLOURS = 256  # of a picture, where Pillow is installed: a third of the bytes
 FRAMES = (  # part of the file name, colour scheme, scale
     ("light", "light", False),
     ("dark", "dark", False),
@@ -84,7 +84,7 @@ def reduce(path: Path) -> None:
     except ImportError:
         return
     with Image.open(path) as picture:
-        fewer = picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+        fewer = picture.convert("RGB").quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     fewer.save(path, optimize=True)
 
 

@@ -173,11 +173,11 @@ def _binary(body: bytes) -> Response:
 
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
-        with source.locked:
-            tile, axis = source.tile(panel, seconds=SECONDS), source.axis(panel)
-            version = {"revision": source.revision, "generation": source.generation, "behind": source.behind(panel)}
+        version = {"revision": source.revision, "generation": source.generation}
+        look = source.look(panel, SECONDS)
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
+    tile, axis = look.tile, look.axis
     if start < 0:
         abort(400, "from is not a bin of this tile.")
     start = start if start <= len(tile) else 0  # the tile that the browser holds was finer
@@ -193,6 +193,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "rows": tile.rows,
         "unit": unit,
         **version,
+        "behind": look.behind,
         "labels": labels,
         "depths": depths,
         "reference": panel.reference,
