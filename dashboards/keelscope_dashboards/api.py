@@ -113,8 +113,10 @@ def _panel(source: FollowedRun) -> Panel:
     if scale not in get_args(Scale) or (reference is not None and reference not in get_args(Reference)):
         abort(400, "scale is decades or linear; reference is output, input, median or none.")
     panel = series_panel(key, reference=reference, scale=scale, part=request.args.get("part", ""))  # type: ignore[arg-type]  # checked above
+    if not panel.part:  # nothing to look up, so nobody waits for whoever reads the run
+        return panel
     with source.reading() as run:
-        if panel.part and panel.group in run.groups and not len(source.axis(panel)):
+        if panel.group in run.groups and not len(source.axis(panel)):
             abort(404, "No site of that series has that name.")
     return panel
 
