@@ -22,20 +22,19 @@ from werkzeug.serving import make_server
 
 from keelscope_dashboards.app import create_app
 from keelscope_dashboards.index import RunIndex
+from keelscope_dashboards.pages import PAGES
 from keelscope_dashboards.state import run_states
 from keelscope_dashboards.verdicts import Judge
 
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 DESK, SMALL, PHONE = {"width": 1440, "height": 900}, {"width": 1240, "height": 760}, {"width": 390, "height": 844}
-SHOTS = (
-    ("overview-light.png", "", "light", DESK, 1.0),
-    ("overview-dark.png", "", "dark", DESK, 1.0),
-    ("overview-phone.png", "", "light", PHONE, 2.0),
-    ("depth-light.png", "depth", "light", SMALL, 1.0),
-    ("gain-dark.png", "gain", "dark", SMALL, 1.0),
-    ("heatmap-dark.png", "heatmap", "dark", SMALL, 1.0),
-    ("layer-light.png", "layer", "light", SMALL, 1.0),
+COLOURS = 256  # of a picture, where Pillow is installed: a third of the bytes
+FRAMES = (  # part of the file name, colour scheme, scale
+    ("light", "light", False),
+    ("dark", "dark", False),
+    ("phone-light", "light", True),
+    ("phone-dark", "dark", True),
 )
 
 
@@ -46,10 +45,14 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with served(runs) as url, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
-        for name, page, scheme, size, scale in SHOTS:
-            profile = {"color_scheme": scheme, "viewport": size, "device_scale_factor": scale}
-            take(browser, url.replace("/?", f"/{page}?"), folder / name, profile)
-            print(folder / name)
+        for page in PAGES:
+            for word, scheme, phone in FRAMES:
+                path = folder / f"{page.name}-{word}.png"
+                size = PHONE if phone else DESK if page.build is None else SMALL
+                profile = {"color_scheme": scheme, "viewport": size, "device_scale_factor": 2.0 if phone else 1.0}
+                take(browser, url.replace("/?", f"/{'' if page.build is None else page.name}?"), path, profile)
+                reduce(path)
+                print(path, f"{path.stat().st_size / 1000:.0f} kB", flush=True)
         browser.close()
 
 
@@ -72,6 +75,24 @@ def served(runs: Path) -> Iterator[str]:
         server.server_close()
         judge.close()
         index.close()
+
+
+def reduce(path: Path) -> None:
+    """Fewer colours, half of them frequent and half of them rare ones, if Pillow is there to choose them."""
+    try:
+        from PIL import Image
+    except ImportError:
+        return
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    half = COLOURS // 2
+    common, rare = (
+        picture.quantize(half, method=method).getpalette() or []
+        for method in (Image.Quantize.MEDIANCUT, Image.Quantize.MAXCOVERAGE)
+    )
+    both = Image.new("P", (1, 1))
+    both.putpalette([*common[: 3 * half], *rare[: 3 * half]])
+    picture.quantize(palette=both, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def take(browser: Browser, url: str, path: Path, profile: dict[str, Any]) -> None:

@@ -113,8 +113,10 @@ def _panel(source: FollowedRun) -> Panel:
     if scale not in get_args(Scale) or (reference is not None and reference not in get_args(Reference)):
         abort(400, "scale is decades or linear; reference is output, input, median or none.")
     panel = series_panel(key, reference=reference, scale=scale, part=request.args.get("part", ""))  # type: ignore[arg-type]  # checked above
+    if not panel.part:  # nothing to look up, so nobody waits for whoever reads the run
+        return panel
     with source.reading() as run:
-        if panel.part and panel.group in run.groups and not len(source.axis(panel)):
+        if panel.group in run.groups and not len(source.axis(panel)):
             abort(404, "No site of that series has that name.")
     return panel
 
@@ -173,13 +175,14 @@ def _binary(body: bytes) -> Response:
 
 def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
     try:
-        with source.locked:
-            tile, axis = source.tile(panel, seconds=SECONDS), source.axis(panel)
-            version = {"revision": source.revision, "generation": source.generation, "behind": source.behind(panel)}
+        version = {"revision": source.revision, "generation": source.generation}
+        look = source.look(panel, SECONDS)
     except SeriesNotFoundError:
         abort(404, "The run does not hold that series.")
-    if not 0 <= start <= len(tile):
+    tile, axis = look.tile, look.axis
+    if start < 0:
         abort(400, "from is not a bin of this tile.")
+    start = start if start <= len(tile) else 0  # the tile that the browser holds was finer
     part = tile.since(start)
     resolution = RESOLUTION if panel.scale == "decades" else 0.0
     codes, unit = encode_deviations(part.deviations, part.kinds, resolution)
@@ -192,6 +195,7 @@ def _tile(source: FollowedRun, panel: Panel, *, start: int) -> Response:
         "rows": tile.rows,
         "unit": unit,
         **version,
+        "behind": look.behind,
         "labels": labels,
         "depths": depths,
         "reference": panel.reference,

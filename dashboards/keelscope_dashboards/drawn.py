@@ -14,7 +14,7 @@ import numpy as np
 
 from keelscope_dashboards.depth import unfolded
 from keelscope_dashboards.levels import LayerAxis, Levels, levels_of
-from keelscope_dashboards.pooling import Pool
+from keelscope_dashboards.pooling import Pool, Tile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,6 +43,16 @@ class Drawn:
     """Cells that one row of that stretch holds."""
     coarse: bool = False
     """Whether the pool is only a first look, in fewer bins than there is room for."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """What there is of one panel at one moment."""
+
+    tile: Tile
+    axis: LayerAxis
+    behind: int
+    """Recorded rows that the tile does not hold yet, or not as finely as it will."""
 
 
 class Budget:

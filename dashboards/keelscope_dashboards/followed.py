@@ -20,7 +20,7 @@ from keelscope.errors import KeelscopeError, SeriesNotFoundError
 from keelscope.store.lock import parts_folder
 from keelscope.store.reader import open_run
 from keelscope_dashboards.depth import run_axis
-from keelscope_dashboards.drawn import BUDGET, Drawn, drawn_of, levels_between, no_levels, stacked
+from keelscope_dashboards.drawn import BUDGET, Drawn, Look, drawn_of, levels_between, no_levels, stacked
 from keelscope_dashboards.levels import LayerAxis, Levels
 from keelscope_dashboards.overviews import begin_from_overview
 from keelscope_dashboards.panels import PANELS, Panel
@@ -36,6 +36,7 @@ __all__ = ["Facts", "FollowedRun", "Status"]
 
 Status = Literal["waiting", "live", "finished", "stopped", "error"]
 ISOLATED = partial(open_run, isolated=True)  # one bad file must not take the others down
+HURRY, RETRY_SECONDS = 0.3, 30.0  # a tile that is there waits for a better one; a file that failed for the next try
 LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
 
@@ -70,6 +71,7 @@ class FollowedRun:
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._stamp: tuple[int, int, int] = (0, 0, 0)
+        self._again, self._pause = 0.0, RETRY_SECONDS  # a busy machine can fail to read what is in order
         self._drawn: dict[str, object] = {}  # Drawn by panel and layer; the budget takes out what is too much
         self._facts: tuple[int, Facts] = (-1, Facts())
 
@@ -183,6 +185,25 @@ class FollowedRun:
         with self._lock:
             return self._pooled(panel, None, seconds)
 
+    def look(self, panel: Panel, seconds: float) -> Look:
+        """As `tile`, but what was pooled before while somebody else reads the file at length.
+
+        Args:
+            panel: one that the run holds.
+            seconds: how long may be read.
+
+        Returns:
+            The tile and its axis.
+        """
+        drawn = self._drawn.get(_key(panel, None))
+        known = drawn if isinstance(drawn, Drawn) and len(drawn.pool.tile) else None
+        if not self._lock.acquire(timeout=-1 if known is None else HURRY) and known is not None:
+            return Look(known.pool.tile, known.axis, 1)
+        try:
+            return Look(self.tile(panel, seconds=seconds), self.axis(panel), self.behind(panel))
+        finally:
+            self._lock.release()
+
     def behind(self, panel: Panel) -> int:
         """How many recorded rows the tile of a panel does not hold yet, or not as finely as it will."""
         with self._lock, self.reading() as run:
@@ -234,10 +255,9 @@ class FollowedRun:
             drawn = self._panel(panel)
             with self.reading() as run:
                 steps = run.steps_of(panel.group)
-            if len(steps) == 0:
-                return no_levels(len(drawn.axis))
-            row = int(np.abs(steps - step).argmin())
-            with self.reading() as run:
+                if len(steps) == 0:
+                    return no_levels(len(drawn.axis))
+                row = int(np.abs(steps - step).argmin())
                 return next(levels_between(run, drawn, row, row + 1))
 
     def history(self, panel: Panel, layer: int, bins: int) -> Band:
@@ -268,7 +288,7 @@ class FollowedRun:
         return (stat.st_ino, stat.st_size, max(stat.st_mtime_ns, changed))
 
     def _open(self, stamp: tuple[int, int, int]) -> None:
-        if self.error and stamp == self._stamp:
+        if self.error and stamp == self._stamp and time.monotonic() < self._again:
             return
         self._run = self._opener(self.path)
         self._stamp, self.error = stamp, ""
@@ -278,8 +298,7 @@ class FollowedRun:
 
     def _follow(self, stamp: tuple[int, int, int]) -> None:
         """Read on, or open anew when another file took the name, or one that nobody should write was changed."""
-        run = self._run
-        if run is None:
+        if (run := self._run) is None:
             return
         was_live = run.live
         if stamp[0] != self._stamp[0] or (not was_live and not run.stopped and stamp != self._stamp):
@@ -301,6 +320,7 @@ class FollowedRun:
         if sentence != self.error:
             self.revision += 1
         self.error, self._stamp = sentence, stamp
+        self._again, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _panel(self, panel: Panel, layer: int | None = None) -> Drawn:
         if self._run is None or panel.key not in self._run:

@@ -1,8 +1,7 @@
 """The frame of all pages and the Overview as Dash components: header, navigation, run list, cards, linked charts.
 
-The charts are empty boxes with an id. `assets/view.js` puts Plotly axes into them, built from `settings`, and draws the
-dense marks on a canvas over them; the words come from `cards`. What the other pages hold is drawn by
-`assets/pages.js` from their blocks.
+The charts are empty boxes with an id. `assets/view.js` draws axes into them and the marks on a canvas over those; the
+words come from `cards`. What the other pages hold is drawn by `assets/pages.js` from their blocks.
 """
 
 from __future__ import annotations

@@ -59,14 +59,16 @@ class _Reader:
     """The reading process of this process, started when it is first needed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._queue = threading.Lock(), threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self.generation = 0
 
     def ask(self, message: dict[str, Any], most: int = 0) -> tuple[dict[str, Any], NDArray[np.generic] | None]:
         """Send a request and wait for the answer; a process that does not give one is ended."""
-        with self._lock:
+        with self._queue:  # a thread that asks again and again waits behind those that are waiting
+            self._lock.acquire()
+        try:
             process = self._running()
             if message.pop("generation", self.generation) != self.generation:
                 raise _LostError
@@ -76,6 +78,8 @@ class _Reader:
             except (BrokenFrameError, OSError) as error:
                 self._end()
                 raise BrokenFrameError(str(error)) from error
+        finally:
+            self._lock.release()
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:

@@ -13,9 +13,10 @@ from types import ModuleType
 import h5py
 import pytest
 
-from keelscope.errors import RunNotFoundError
+from keelscope.errors import RunFileError, RunNotFoundError
 from keelscope.store.writer import RunWriter
 from keelscope_dashboards import index as index_module
+from keelscope_dashboards.followed import FollowedRun
 from keelscope_dashboards.index import RunIndex
 from keelscope_dashboards.panels import PANELS
 
@@ -138,6 +139,34 @@ def test_a_run_that_is_being_read_holds_up_nobody(kit: ModuleType, tmp_path: Pat
         with app.index.get(state.id).locked, ThreadPoolExecutor(1) as other:
             answer = other.submit(app.client.get, "/api/v1/state").result(timeout=20)
     assert [run["rows"] for run in answer.json["runs"]] == [2]
+
+
+def test_a_tile_that_is_there_does_not_wait_for_a_better_one(kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "a.h5", "keel", layers=4, steps=2)
+    with kit.served(tmp_path) as app:
+        source = app.index.get(app.judged()["a"].id)
+        first = source.look(PANELS[0], 9.0)
+        with source.locked, ThreadPoolExecutor(1) as other:
+            second = other.submit(source.look, PANELS[0], 9.0).result(timeout=20)
+    assert first.tile is second.tile
+    assert (first.behind, second.behind) == (0, 1)
+
+
+def test_what_could_not_be_read_is_tried_again_ever_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def opened(path: Path) -> None:
+        tries.append(path)
+        raise RunFileError("The process that reads it did not answer.")
+
+    (tmp_path / "a.h5").touch()
+    run = FollowedRun(tmp_path / "a.h5", "a", opener=opened)
+    now = [1000.0]
+    monkeypatch.setattr("keelscope_dashboards.followed.time.monotonic", lambda: now[0])
+    for now[0] in range(1000, 1100, 5):
+        run.poll()
+    assert len(tries) == 3  # after 0, 30 and 90 seconds
+    assert run.error == "The process that reads it did not answer."
 
 
 def test_a_removed_file_leaves_the_list(kit: ModuleType, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -255,3 +256,20 @@ def test_hostile_names_stay_text_on_every_page(visit: Callable[..., Any], kit: M
             says(page, "#main", "<img src=x onerror=alert(1)>" if name not in {"layer"} else "Single layer")
             assert page.locator("#main img").count() == 0
         page.close()
+
+
+def test_a_long_deep_run_fills_every_page_lightly(visit: Callable[..., Any], kit: ModuleType, tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("longrun", Path(__file__).parents[1] / "bench" / "longrun.py")
+    longrun = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(longrun)
+    longrun.write_run(tmp_path / "deep.h5", 1024, 20_001)  # long enough to hold overviews
+    with kit.served(tmp_path) as app, kit.at_port(app) as url:
+        app.judged()
+        page = visit(url=url, lost=True)
+        says(page, "#where", "sub-layer 307, step 20,000")
+        for name in NAMES:
+            page.keyboard.press("p")
+            drawn(page, name)
+            assert page.evaluate("document.querySelectorAll('*').length") < 4000, name
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        assert page.locator(".page-link[aria-current=page]").inner_text() == PAGES[-1].title

@@ -2,7 +2,7 @@
 (function (ks) {
   "use strict";
 
-  const REST = 120, ADDRESS_REST = 250, SHOWN_AT_FIRST = 6;
+  const REST = 120, MANY_REST = 5000, ADDRESS_REST = 250, SHOWN_AT_FIRST = 6;
   const $ = (id) => document.getElementById(id);
 
   ks.View = class {
@@ -183,17 +183,23 @@
         this.choose();
         if (this.focus !== before) this.decorate();
         this.load();
-        if (state.digest !== this.digest) {
-          this.digest = state.digest;
-          window.dash_clientside.set_props("digest", { data: state.digest });
-        }
         document.body.classList.toggle("no-runs", !this.runs.length);
         document.body.classList.toggle("no-charts", !this.readable().length);
         this.picker.update();
         this.invalidate("cursor");
       }
+      this.reword(state.digest);
       ks.tell(this);
       document.body.dataset.ready = "true";
+    }
+
+    // Cards and findings anew; seldom where hundreds of verdicts come one after the other.
+    reword(digest) {
+      const many = this.readable().length > this.settings.cards, now = performance.now();
+      if (digest === this.digest || (many && now - (this.worded || 0) < MANY_REST)) return;
+      this.digest = digest;
+      this.worded = now;
+      window.dash_clientside.set_props("digest", { data: digest });
     }
 
     // The focused run and the shown ones, at first as the address says.
