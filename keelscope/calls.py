@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from keelscope.board import Board, Slot
 from keelscope.probe import Probe
 from keelscope.statistics import Terms
@@ -27,6 +29,8 @@ class CallRecord:
     grad_enabled: bool
     tracked: bool
     """Whether an output requires a gradient."""
+    dtype: torch.dtype | None = None
+    """Of the first floating output leaf."""
     recomputed: bool = False
     inputs: TermSlots = field(default_factory=dict)
     outputs: TermSlots = field(default_factory=dict)
@@ -90,10 +94,6 @@ class StepRecord:
         self.calls.append(call)
         self.of_site.setdefault(call.site, []).append(call)
 
-    def latest(self, site: int) -> CallRecord | None:
-        """The last call of a site that no checkpointed region has repeated."""
-        return next((call for call in reversed(self.of_site.get(site, ())) if not call.recomputed), None)
-
     @property
     def saw_forward(self) -> bool:
         """Whether a module ran with gradients enabled."""
@@ -117,6 +117,8 @@ class Call:
     """Statistics of the first floating output leaf, plus ``count``."""
     leaves: Mapping[str, tuple[float, ...]]
     """Output leaf path -> gradient norm of each backward pass that reached it; empty where none did."""
+    dtype: str = ""
+    """Of the first floating output leaf, as in ``"bfloat16"``; statistics are taken in float64 whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,10 @@ _UNSUMMED = (
     "The ranks hold parts of its gradient that were not added up when the optimizer began; the norm of a sum cannot be "
     "told from them."
 )
-_REPLACED = "The module has another parameter in its place since: call watch() after fully_shard() and the like."
+_REPLACED = (
+    "The module has another parameter in its place since: call watch() after fully_shard(), "
+    "load_state_dict(assign=True) and the like."
+)
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -64,12 +67,19 @@ class Seen:
     """Identity of modules with calls that could not be observed -> why."""
     backward: bool
     """Whether any backward pass was seen."""
-    trainable: Container[int] | None = None
-    """Identity of parameters that required a gradient on a recorded step; None if that is not known."""
     partly: Mapping[int, str] = field(default_factory=dict)
     """Identity of observed modules of which something is missing -> what, and why."""
     unsummed: Container[int] = ()
     """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
+    trainable: Container[int] | None = None
+    """Identity of parameters that required a gradient on a recorded step; None if nobody looked."""
+    ran: Container[int] = ()
+    """Identity of modules that ran on a step when all were listened to, whatever the sites; empty if none was."""
+
+    def is_frozen(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter required no gradient on the recorded steps, whatever it does by now."""
+        watched = self.trainable is not None and parameter.is_leaf and not isinstance(parameter, UninitializedParameter)
+        return not parameter.requires_grad or (watched and id(parameter) not in self.trainable)  # type: ignore[operator]
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -110,7 +120,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
     if key not in seen.called:
         return _uncalled(module, seen)
     if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
-        if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
+        if all(map(seen.is_frozen, module.parameters())) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
     return "observed", seen.partly.get(key, "")
@@ -131,13 +141,14 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
 def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
     path, parameter = watched.site.path, watched.parameter
     if seen.parameters is not None and id(parameter) in seen.parameters:
-        return CoverageEntry(path, "parameter", "observed")
+        lost = _is_assigned_anew(watched)
+        return CoverageEntry(path, "parameter", *(("not_observed", _REPLACED) if lost else ("observed", "")))
     out_of_sight = _out_of_sight(watched, seen)
     if out_of_sight:
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if not parameter.requires_grad or (seen.trainable is not None and id(parameter) not in seen.trainable):
+    if seen.is_frozen(parameter):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")
@@ -147,11 +158,23 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
     return CoverageEntry(path, "parameter", status, reason)
 
 
+def _is_assigned_anew(watched: WatchedParameter) -> bool:
+    """Whether the module has another parameter of the same kind by now; sharded ones take turns in any forward."""
+    now = _now(watched)
+    return now is not watched.parameter and type(now) is type(watched.parameter) is nn.Parameter
+
+
+def _now(watched: WatchedParameter) -> nn.Parameter | None:
+    """What its module holds under the parameter's name by now."""
+    name, held = watched.site.path.rpartition(".")[2], watched.owner._parameters
+    return held[name] if name in held else None  # noqa: SIM401 - that of a scripted module has no get()
+
+
 def _out_of_sight(watched: WatchedParameter, seen: Seen) -> str:
     """Why the gradient of a parameter could not be seen although there may be one; empty if it could."""
     if id(watched.parameter) in seen.unsummed:
         return _UNSUMMED
-    now = watched.owner._parameters.get(watched.site.path.rpartition(".")[2])
+    now = _now(watched)
     return _REPLACED if watched.parameter.requires_grad and now is not watched.parameter and now is not None else ""
 
 
@@ -161,6 +184,7 @@ def _gradientless(
     """Why a trainable parameter has no gradient although a backward pass ran."""
     path = watched.site.path.rpartition(".")[0]
     line = [module for name, module in everything if path == name or path.startswith(f"{name}.") or not name]
-    if id(watched.owner) not in seen.called and not any(id(module) in seen.called for module in line[1:]):
+    idle = bool(seen.ran) and not any(id(module) in seen.ran for module in line[-2:])  # its own, and who might use it
+    if id(watched.owner) not in seen.called and (idle or not any(id(module) in seen.called for module in line[1:])):
         return "never_called", "Its module did not run on the recorded steps."
     return "disconnected", "Its module ran, but the loss does not depend on the parameter through the graph."

@@ -19,12 +19,13 @@ from torch import Tensor, jit, nn
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import NO_OP, contained, warn_once
+from keelscope.containment import NO_OP, Unscriptable, contained, warn_once
 from keelscope.duties import Duties, measure
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
+from keelscope.recomputation import repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
 
 __all__ = ["ModuleHooks", "in_backward"]
@@ -158,9 +159,9 @@ class ModuleHooks:
         start = time.perf_counter()
         repeated = in_backward()
         if self._modules[site]() is module and self._looks(repeated=repeated):
-            if self.on_module is not None:
-                self.on_module(module)
             self._record(site, module, inputs, output, repeated=repeated)
+            if self.on_module is not None:  # after it: the call may close the row before, with what trained then
+                self.on_module(module)
         self.seconds += time.perf_counter() - start
 
     def _record(self, site: int, module: nn.Module, inputs: Arguments, output: object, *, repeated: bool) -> None:
@@ -181,18 +182,15 @@ class ModuleHooks:
 
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        latest = step.latest(site)
-        self.missed |= latest is None
-        if latest is None or latest.tracked:
-            return None
-        latest.recomputed = True
-        return latest
+        calls = step.of_site.get(site, ())
+        self.missed |= all(call.recomputed for call in calls)
+        return repeated_call(calls)
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked)
+        call = CallRecord(site, grad_enabled, tracked, dtype=leaves[0][1].dtype if leaves else None)
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()
@@ -308,7 +306,7 @@ class GradientHook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardHook:
+class ForwardHook(Unscriptable):
     """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place.
 
     It keeps the watch alive as long as the model, also where nobody holds what ``watch()`` returned.
@@ -327,7 +325,7 @@ class ForwardHook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InputHook:
+class InputHook(Unscriptable):
     """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
 
     owner: ModuleHooks

@@ -47,8 +47,7 @@ class ParameterHooks:
         self._handles = ExitStack()
         self.hooked: set[int] = set()
         self._reached: set[int] = set()
-        self._task = -1
-        self._in_closure = False
+        self._task, self._in_closure = -1, False
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}

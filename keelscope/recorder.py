@@ -46,7 +46,7 @@ from keelscope.rows import (
     total_norm,
 )
 from keelscope.sightings import Sightings
-from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
+from keelscope.sites import Selector, SitePlan, by_path, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
@@ -183,6 +183,7 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
+        self._scale.attempts += 1
         self.open()
 
     def take(self) -> RowValues:
@@ -194,7 +195,7 @@ class Recorder:
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
-        factor = 1.0 / self._scale.take()
+        factor = 1.0 / self._scale.take(stepped=any(record.stepped for record in step.parameters.values()))
         if not self.axes:
             if not step.calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
@@ -219,7 +220,8 @@ class Recorder:
             self.modules.missed = False
         self._sightings.note(self.plan, step, self.parameters.hooked)
         if self._keep_calls:
-            self._keep(step, fetched)
+            self.last_calls = by_path(self.plan.modules, module_calls(step.calls, self.probes, fetched))
+            self.last_gradients = by_path(self.plan.parameters, parameter_calls(step.parameters, fetched))
         self.residuals.end()
         self._recorded += 1
         return row
@@ -248,8 +250,9 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
-        return coverage_table(self.plan, seen)
+        noted = self._sightings.with_open(self.plan, self.current, self.parameters.hooked)
+        seen = noted.seen(self.plan, taps, lost, refused, unsummed)
+        return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
     def release(self) -> None:
         """Let go of the model."""
@@ -292,7 +295,7 @@ class Recorder:
             Name -> number.
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
-        found |= {} if self._scale.skipped is None else {"skipped": self._scale.skipped}
+        found |= self._scale.logged
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
@@ -341,10 +344,3 @@ class Recorder:
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen
-
-    def _keep(self, step: StepRecord, fetched: Fetched) -> None:
-        modules, parameters = self.plan.modules, self.plan.parameters
-        calls = module_calls(step.calls, self.probes, fetched)
-        gradients = parameter_calls(step.parameters, fetched)
-        self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
-        self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}

@@ -51,6 +51,24 @@ class Sightings:
                 self._reached.add(i)
                 self.parameters.add(id(plan.parameters[i].parameter))
 
+    def with_open(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> Sightings:
+        """What will have been noted once the open step is closed.
+
+        Args:
+            plan: the sites.
+            step: what it has shown so far.
+            trainable: identity of the parameters that require a gradient on it.
+
+        Returns:
+            A copy; itself before any gradient has arrived.
+        """
+        if not step.saw_backward:
+            return self
+        noted = (self.called, self.with_gradient, self.parameters, self.trainable, self._reached)
+        later = Sightings(*map(set, noted))
+        later.note(plan, step, trainable)
+        return later
+
     def seen(
         self,
         plan: SitePlan,

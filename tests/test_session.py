@@ -1099,3 +1099,16 @@ class TestMessages:
     def test_nothing_recorded_yet(self):
         with ks.watch(mlp()) as watch, pytest.raises(UsageError, match=r"nothing is recorded yet: the first row"):
             watch.run  # noqa: B018
+
+
+def test_calls_know_in_which_dtype_outputs_came():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2))
+    with ks.watch(model, sites="all", calls=True) as watch:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(torch.tensor([0, 1])).sum().backward()
+        watch.step()
+        assert {path: [call.dtype for call in calls] for path, calls in watch.calls.items()} == {
+            "0": ["float32"],
+            "1": ["bfloat16"],
+            "": ["bfloat16"],
+        }

@@ -36,8 +36,12 @@ __all__ = ["create_app"]
 _SCHEME = """
 window.keelscope = { early: fetch("api/v1/state", { cache: "no-store" }).catch(() => null) };
 keelscope.scheme = (chosen) => {
-  if (chosen) localStorage.setItem("keelscope-scheme", chosen);
-  const wish = chosen || localStorage.getItem("keelscope-scheme"), system = matchMedia("(prefers-color-scheme: dark)");
+  let wish = chosen;
+  try { // a frame of another site may have no storage
+    if (chosen) localStorage.setItem("keelscope-scheme", chosen);
+    wish = localStorage.getItem("keelscope-scheme");
+  } catch (refused) {}
+  const system = matchMedia("(prefers-color-scheme: dark)");
   document.documentElement.dataset.scheme = wish || (system.matches ? "dark" : "light");
   return system;
 };
@@ -66,13 +70,14 @@ UNUSED = re.compile(r'<script src="[^"]*(?:/deps/polyfill@|/dash_table/)[^"]*"><
 """Scripts that Dash loads for browsers of 2018 and for tables, which cost a tenth of the start."""
 
 
-def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK) -> Dash:
+def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK, framed: bool = False) -> Dash:
     """The app over one index of runs; its ``.server`` is an ordinary WSGI application.
 
     Args:
         index: the runs.
         judge: gives the verdicts.
         hosts: host names a browser may use.
+        framed: whether pages of this machine, such as a notebook, may hold it in a frame.
 
     Returns:
         The app, never in debug mode.
@@ -87,6 +92,7 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
         serve_locally=True,
         enable_mcp=False,
         add_log_handler=False,
+        suppress_callback_exceptions=True,  # else the layout travels twice
     )
     app.server.after_request(_keep_assets)
     app.layout = lambda: whole_page(run_states(index, judge), title=index.title)
@@ -94,8 +100,8 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))
     _refuse_unknown(app.server)
-    policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)])
-    guard.install(app.server, hosts=hosts, policy=policy)
+    policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)], framed=framed)
+    guard.install(app.server, hosts=hosts, policy=policy, framed=framed)
     return app
 
 

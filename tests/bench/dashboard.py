@@ -200,7 +200,7 @@ def many_runs(browser: Browser, folder: Path) -> list[tuple[str, str, str]]:
         shutil.copy(first, folder / f"run-{i:03}.h5")
     with served(folder) as url:
         page, cold = load(browser, url)
-        page.wait_for_function("keelscope.view.runs.every((run) => run.rows)", timeout=120_000)
+        page.wait_for_function("keelscope.view.runs.every((run) => run.rows)", timeout=400_000)
         nodes = page.evaluate("document.querySelectorAll('*').length")
         page.context.close()
         page, warm = load(browser, url)

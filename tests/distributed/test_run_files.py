@@ -39,6 +39,8 @@ def test_shards_of_which_one_is_missing_are_not_shown_as_the_whole(on_ranks, tmp
     text = str(ks.report(run))
     assert "Rank 1 recorded nothing on 3 steps (0 to 2)" in text
     assert "p. grad" not in text
+    assert "Weights and their gradients are left out: the ranks that are missing recorded them" in text
+    assert "Weights were measured" not in text
 
 
 def test_a_shard_in_memory_says_that_it_is_one(on_ranks):

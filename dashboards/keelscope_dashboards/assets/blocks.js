@@ -39,9 +39,10 @@
       ready(given, first) {
         view = given;
         block = first;
-        watch = new IntersectionObserver(([entry]) => (entry.isIntersecting ? this.mount() : drop()), { rootMargin: NEAR });
+        watch = new IntersectionObserver(([entry]) => (entry.isIntersecting ? this.mount() : drop()), { rootMargin: `${NEAR}px 0px` });
         watch.observe(body);
         told(block, null);
+        if (body.getBoundingClientRect().top < window.innerHeight + NEAR) this.mount();
       },
       mount() {
         if (chart || !view) return;
@@ -56,7 +57,7 @@
       chart() { return chart; },
     };
   }
-  const NEAR = "2400px 0px";
+  const NEAR = 2400; // px
   const SAVED = new Set(["chart", "heat", "table", "findings"]);
 
   // Each maker gives { element, ready(view), update(block, keep), cross(), draw(), close(), part(view) }; all but the element may be missing.

@@ -2,7 +2,7 @@
 (function (ks) {
   "use strict";
 
-  const POLL = 1000, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
+  const POLL = 1000, POLL_OPENING = 100, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
   const MAX_TILES = 32;
 
   ks.Data = class {
@@ -45,7 +45,8 @@
         this.onLost(this.lost);
       }
       this.polling = false;
-      const wait = this.lost ? RETRY : Date.now() - this.moved > IDLE_AFTER ? POLL_IDLE : POLL;
+      const opening = this.state && this.state.runs.some((run) => run.status === "waiting");
+      const wait = this.lost ? RETRY : opening ? POLL_OPENING : Date.now() - this.moved > IDLE_AFTER ? POLL_IDLE : POLL;
       if (!document.hidden) this.timer = setTimeout(() => this.poll(), wait);
     }
 

@@ -67,7 +67,7 @@
       const most = Math.max(5, chart.height / 42);
       const ticks = block.y.log ? ks.logTicks(y, Math.max(3, chart.height / 42)) : ks.plainTicks(y, most);
       const counts = !block.x.clock && block.x.kind !== "relative";
-      chart.axes(this.frame(), { range: x, ticks: (counts ? ks.countTicks : ks.plainTicks)(x, Math.max(2, chart.width / 90)) }, { range: y, ticks });
+      chart.axes(this.frame(), { range: x, ticks: (counts ? ks.countTicks : ks.plainTicks)(x, Math.max(2, chart.width / 72)) }, { range: y, ticks });
       const context = chart.clear();
       this.drawSpans(context);
       this.drawLevels(context);
@@ -224,7 +224,7 @@
       }
       const run = this.view.run(this.block.run);
       const x = this.zoomX || this.view.scene.extent(run, tile), y = this.zoomY || [0.5, tile.layers + 0.5];
-      chart.axes(this.frame(), { range: x, ticks: ks.countTicks(x, chart.width / 90) }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
+      chart.axes(this.frame(), { range: x, ticks: ks.countTicks(x, Math.max(2, chart.width / 72)) }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
       const context = chart.clear(), image = context.createImageData(chart.canvas.width, chart.canvas.height);
       const look = this.look(tile);
       ks.paintCells(image, tile, { x0: x[0], x1: x[1], y0: y[0], y1: y[1] }, look);

@@ -52,7 +52,7 @@
       const layers = ks.layerTicks(y[0], y[1], Math.max(2, this.heatmap.height / 38), tile);
       const levels = this.levelRange();
       this.frames.heatmap.yaxis.title.text = `${tile.depth} (${ks.depthOf(tile, 1)} = input)`;
-      const steps = ks.countTicks(x, this.heatmap.width / 90);
+      const steps = ks.countTicks(x, Math.max(2, this.heatmap.width / 72));
       this.heatmap.axes(this.frames.heatmap, { range: x, ticks: steps }, { range: y, ticks: layers });
       this.profile.axes(this.frames.profile, { range: levels, ticks: ks.powerTicks(levels, this.profile.width / 60) }, { range: y, ticks: layers });
       this.history.axes(this.frames.history, { range: x, ticks: steps }, { range: levels, ticks: ks.powerTicks(levels, this.history.height / 24) });

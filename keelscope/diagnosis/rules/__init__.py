@@ -24,6 +24,7 @@ from keelscope.diagnosis.rules import (
     nonfinite,
     norms,
     paths,
+    totals,
     training,
     units,
     zeros,
@@ -47,6 +48,7 @@ RULES: tuple[Rule, ...] = (
     *gates.RULES,
     *units.RULES,
     *zeros.RULES,
+    *totals.RULES,
     *training.RULES,
     *coverage.RULES,
 )
