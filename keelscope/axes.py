@@ -7,14 +7,17 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from keelscope.calls import StepRecord
+from keelscope.containment import warn_once
 from keelscope.distributed import Ranks
 from keelscope.layout import AxisOrder, by_group
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan
+from keelscope.store.schema import Site
 
-__all__ = ["Axes", "lay_axes", "longer"]
+__all__ = ["Axes", "lay_axes", "longer", "usable"]
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ def lay_axes(
 
 
 def longer(axes: Axes, plan: SitePlan, probes: Sequence[Probe], modules: int, parameters: int) -> Axes:
-    """The same axes with the sites that a plan has got since, behind those there were.
+    """The same axes, with what a plan has got since: in the place of its path, or behind all there were.
 
     Args:
         axes: as they were.
@@ -75,19 +78,49 @@ def longer(axes: Axes, plan: SitePlan, probes: Sequence[Probe], modules: int, pa
     for group, several in by_group(probes).items():
         tap = several[0].tap
         if tap.axis is Axis.PARAMETER:
-            new = [
-                i for i, w in enumerate(plan.parameters) if i >= parameters and any(p.fits(w.owner) for p in several)
-            ]
+            owners = [(w.site, [p for p in several if p.fits(w.owner)]) for w in plan.parameters]
+            grown[group] = _longer(axes[group], owners, parameters)
         elif tap.of_module and tap is not Tap.ATTENTION:
-            new = [
-                i
-                for i, w in enumerate(plan.modules)
-                if i >= modules and any(fits_site(probe, w.module, w.site.role) for probe in several)
-            ]
-        else:
-            continue
-        grown[group] = np.array([*axes[group], *new], dtype=np.intp)
+            fitting = [(w.site, [p for p in several if fits_site(p, w.module, w.site.role)]) for w in plan.modules]
+            grown[group] = _longer(axes[group], fitting, modules)
     return grown
+
+
+def _longer(axis: NDArray[np.intp], sites: Sequence[tuple[Site, list[Probe]]], known: int) -> NDArray[np.intp]:
+    places = {sites[i][0].path: place for place, i in enumerate(axis)}
+    found = [*axis]
+    for i in (i for i in range(known, len(sites)) if sites[i][1]):
+        place = places.get(sites[i][0].path)
+        if place is None:
+            found.append(i)
+        else:
+            found[place] = i
+    return np.array(found, dtype=np.intp)
+
+
+def usable(probes: Sequence[Probe], plan: SitePlan, owner: object) -> tuple[Probe, ...]:
+    """Those probes that can say what they fit; one that fails is left out, with a warning.
+
+    Args:
+        probes: what was asked for.
+        plan: the sites.
+        owner: keeps what was said, see `keelscope.containment.warn_once`.
+
+    Returns:
+        The others.
+    """
+    modules = [w.module for w in plan.modules] + [w.owner for w in plan.parameters]
+    return tuple(probe for probe in probes if _usable(probe, modules, owner))
+
+
+def _usable(probe: Probe, modules: Sequence[nn.Module], owner: object) -> bool:
+    try:
+        for module in modules:
+            probe.fits(module)
+    except Exception as error:
+        warn_once(owner, error, probe.name)
+        return False
+    return True
 
 
 def _can_record(probe: Probe, ranks: Ranks) -> bool:

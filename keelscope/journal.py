@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.layout import fitted, wider
 from keelscope.store.destination import check_exists, expected, is_left
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.names import clean
@@ -61,7 +62,7 @@ class Journal:
         self._drawn: RunLayout
         self._spare: set[int] = set()
         self._written = self._due = -1
-        self._late = self._full = False
+        self._late = self._full = self._stale = False
         self._opened: Run | None = None
         self._start = time.monotonic()
         self._clock: dict[int, float] = {}
@@ -133,8 +134,13 @@ class Journal:
             if step in self._spare:
                 self._spare.remove(step)
                 values, observed = {}, {}
-            writer.append(Row(step, self._clock.pop(step), values, known, observed))
+            writer.append(fitted(Row(step, self._clock.pop(step), values, known, observed), self._drawn))
             self._written = step
+
+    def redraw(self) -> None:
+        """The model has changed: what is written from now on may have more sites."""
+        self._write(self._due)
+        self._stale = self._writer is not None
 
     def close(self) -> None:
         """Write what is pending and close the file."""
@@ -176,16 +182,17 @@ class Journal:
 
     def _widen(self, writer: RunWriter | MemoryWriter, scalars: Mapping[str, float]) -> None:
         """Names that come late, all that are known of at once."""
-        if self._full or scalars.keys() <= set(self._known):
+        if self._full or (scalars.keys() <= set(self._known) and not self._stale):
             return
         known = (*self._known, *self._names(scalars, self._known))
-        drawn = replace(self._drawn, scalars=known)
+        drawn = replace(wider(self._drawn, self.layout(known)) if self._stale else self._drawn, scalars=known)
+        self._stale = False
         if writer.change(drawn):
             self._known, self._drawn, self._opened = known, drawn, None
         else:
             self._full = True
             why = "too many names came late, and those that come from now on are left out without a word."
-            message = f"{sorted(scalars.keys() - set(self._known))} are not recorded: {why}"
+            message = f"{sorted(scalars.keys() - set(self._known)) or 'New sites'} are not recorded: {why}"
             warnings.warn(message, RecordingWarning, stacklevel=4)
 
     def _names(self, scalars: Mapping[str, float], known: Iterable[str]) -> list[str]:

@@ -20,9 +20,9 @@ from keelscope.distributed import Ranks
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of
 from keelscope.sites import SitePlan, WatchedModule
 from keelscope.stacks import class_name
-from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, StatisticSpec
+from keelscope.store.schema import GroupSpec, Row, RunInfo, RunLayout, Site, StatisticSpec
 
-__all__ = ["AxisOrder", "by_group", "draw_layout", "trimmed"]
+__all__ = ["AxisOrder", "by_group", "draw_layout", "fitted", "trimmed", "wider"]
 
 _FOUND = frozenset({Axis.SUBLAYER, Axis.GATE})
 """Axes that are no part of the module tree."""
@@ -165,6 +165,40 @@ def trimmed(layout: RunLayout, extents: Mapping[str, Mapping[str, int]]) -> RunL
     groups = [(group, extents.get(group.name, {})) for group in layout.groups]
     cuts = [replace(group, statistics=tuple(cut(s, lengths) for s in group.statistics)) for group, lengths in groups]
     return replace(layout, groups=tuple(cuts))
+
+
+def wider(before: RunLayout, now: RunLayout) -> RunLayout:
+    """The layout of a run whose model has got more sites.
+
+    Args:
+        before: the layout so far.
+        now: one drawn from the model as it is now.
+
+    Returns:
+        The first with the sites that only the second has, and the coverage of that.
+    """
+    groups = {group.name: group for group in now.groups}
+    grown = tuple(
+        replace(group, sites=(*group.sites, *groups[group.name].sites[len(group.sites) :]))
+        for group in before.groups
+        if group.name in groups
+    )
+    return replace(before, groups=grown, coverage=now.coverage)
+
+
+def fitted(row: Row, layout: RunLayout) -> Row:
+    """A row cut to the sites of a layout, which may not have grown with the model.
+
+    Args:
+        row: a row with at least those sites.
+        layout: the layout.
+
+    Returns:
+        The row.
+    """
+    sites = {group.name: len(group.sites) for group in layout.groups}
+    values = {g: {name: v[: sites[g]] for name, v in found.items()} for g, found in row.values.items()}
+    return replace(row, values=values, observed={g: seen[: sites[g]] for g, seen in row.observed.items()})
 
 
 def _storable(seed: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
-from keelscope.axes import lay_axes
+from keelscope.axes import lay_axes, longer, usable
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
+from keelscope.changes import Tree, merged
 from keelscope.compiled import Eager
-from keelscope.containment import warn_once
+from keelscope.containment import contained, warn_once
 from keelscope.coverage import coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
@@ -29,7 +31,7 @@ from keelscope.hooks import ModuleHooks
 from keelscope.layout import draw_layout, trimmed
 from keelscope.lossscale import LossScale
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Axis, Probe, Tap, group_of, seeks
+from keelscope.probe import Axis, Probe, Tap, fits_site, group_of, seeks
 from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
 from keelscope.rows import (
@@ -72,22 +74,26 @@ class Recorder:
         *,
         keep_calls: bool,
     ) -> None:
-        self.plan = plan_sites(model, sites, lambda module: any(seeks(probe, module) for probe in probes))
-        self.probes = tuple(probe for probe in probes if self._usable(probe))
+        self._draw = partial(plan_sites, model, sites, lambda module: any(seeks(probe, module) for probe in probes))
+        self._tree = Tree(model)
+        self.on_growth: Callable[[], None] = lambda: None
+        """Called when the model has got other modules or parameters than it had."""
+        self.plan = self._draw()
+        self.probes = usable(probes, self.plan, self)
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
-        self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
-        self.parameters.cover(optimizers)
+        self._keep_calls, self._optimizers = keep_calls, tuple(optimizers)
+        self.parameters = self._over_parameters()
         self.look = Look(model)
-        self.residuals = ResidualHooks(dict(self.plan.everything), self.probes)
+        self._paths = dict(self.plan.everything)
+        self.residuals = ResidualHooks(self._paths, self.probes)
         self.look.on_read = self._observe_residuals
         self.gates = GateHooks(self.plan, self.probes, self._record_for)
         self.look.on_gates = self._observe_gates
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
         self.modules.on_gradient = self.look.read
-        self.parameters.on_backward = self._backward_begins
-        self.backward_begins: Callable[[], None] = _nothing
+        self.backward_begins: Callable[[], None] = lambda: None
         """Called when a backward pass reaches a parameter, before anything of it is recorded."""
-        self.admits: Callable[[bool], bool] = _always
+        self.admits: Callable[[bool], bool] = lambda _: True
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
         self.current = StepRecord()
         self.following = StepRecord()
@@ -100,7 +106,6 @@ class Recorder:
         """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
-        self._keep_calls = keep_calls
         self._scale = LossScale()
         self._recorded = 0
         self._sightings = Sightings()
@@ -108,19 +113,10 @@ class Recorder:
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
-    def _usable(self, probe: Probe) -> bool:
-        """Whether the probe can say what it fits; one that fails is left out, with a warning."""
-        owners = [w.module for w in self.plan.modules] + [w.owner for w in self.plan.parameters]
-        try:
-            for owner in owners:
-                probe.fits(owner)
-        except Exception as error:
-            warn_once(self, error, probe.name)
-            return False
-        return True
-
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
+        if self._recorded and self._tree.changed(self._paths[""]):
+            self._grow()
         self.current, self.following = self.following, StepRecord()
         self.modules.begin()
         self.parameters.begin(self.current)
@@ -133,6 +129,28 @@ class Recorder:
         self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
+
+    @contained
+    def _grow(self) -> None:
+        """The model has changed: watch what it consists of now, and give what is new a place."""
+        old, self.plan = self.plan, merged(self.plan, self._draw())
+        self._paths.clear()
+        self._paths |= dict(self.plan.everything)
+        for new in self.plan.modules[len(old.modules) :]:
+            self.modules.add(new, [probe for probe in self.probes if fits_site(probe, new.module, new.site.role)])
+        self.parameters.detach()
+        self.parameters = self._over_parameters()
+        self.ranks = survey(self.plan)
+        self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
+        self.axes = longer(self.axes, self.plan, self.probes, len(old.modules), len(old.parameters))
+        self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
+        self.on_growth()
+
+    def _over_parameters(self) -> ParameterHooks:
+        hooks = ParameterHooks(self.plan.parameters, self.probes, leaf_always=self._keep_calls)
+        hooks.cover(self._optimizers)
+        hooks.on_backward = self._backward_begins
+        return hooks
 
     def attach(self) -> None:
         """Put hooks on the model; doing so twice changes nothing."""
@@ -240,6 +258,7 @@ class Recorder:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
         self.residuals = ResidualHooks({}, ())
+        self._tree, self._paths, self._draw = Tree(nn.Identity()), {}, partial(plan_sites, nn.Identity())
         self.gates.release()
         self._sharded = ()
         self.current, self.following = StepRecord(), StepRecord()
@@ -325,11 +344,3 @@ class Recorder:
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen
-
-
-def _always(_: bool) -> bool:
-    return True
-
-
-def _nothing() -> None:
-    """Nobody asked."""

@@ -136,7 +136,7 @@ class Watch:
         self._idle = IdleOptimizer(optimizers, model)
         self._recording = self._complete = self._closed = False
         self._coverage: tuple[CoverageEntry, ...] = ()
-        recorder.admits = self._admits
+        recorder.admits, recorder.on_growth = self._admits, journal.redraw
         recorder.backward_begins = self._backward_begins
         self._begin_row()
 

@@ -1,0 +1,79 @@
+"""A model that changes while it is watched: a head swapped, an adapter added, parameters put in place of others.
+
+A site is a path, so that what stands at a path now takes over its column; new paths come after those there were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
+
+__all__ = ["Tree", "merged"]
+
+_Entry = tuple[nn.Module, list[object]]
+"""A module; its children, and the identities of its parameters, which compare entry by entry."""
+
+
+class Tree:
+    """What a model consisted of when it was last looked at.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._known = _entries(model)
+
+    def changed(self, model: nn.Module) -> bool:
+        """Whether a module or parameter came, went or was replaced since; asked at every recorded step.
+
+        Args:
+            model: the model.
+
+        Returns:
+            The answer.
+        """
+        # one list, no calls: asked at every recorded step, of every module
+        if not any([[*m._modules.values(), *map(id, m._parameters.values())] != known for m, known in self._known]):  # noqa: C419
+            return False
+        self._known = _entries(model)
+        return True
+
+
+def merged(plan: SitePlan, fresh: SitePlan) -> SitePlan:
+    """A plan that grows into another one: what stays keeps its index, what is new or replaced comes behind.
+
+    Args:
+        plan: as it was.
+        fresh: the plan of the model as it is now.
+
+    Returns:
+        The plan. What is no longer there keeps its index and nothing else.
+    """
+    held = {(watched.site.path, id(watched.parameter)) for watched in fresh.parameters}
+    known = {(watched.site.path, id(watched.module)) for watched in plan.modules}
+    owned = {(watched.site.path, id(watched.parameter)) for watched in plan.parameters}
+    paths = {(watched.site.path, id(watched.module)) for watched in fresh.modules}
+    modules = [
+        w if (w.site.path, id(w.module)) in paths else WatchedModule(nn.Identity(), w.site) for w in plan.modules
+    ]
+    parameters = [w if (w.site.path, id(w.parameter)) in held else _gone(w) for w in plan.parameters]
+    return replace(
+        fresh,
+        modules=(*modules, *(w for w in fresh.modules if (w.site.path, id(w.module)) not in known)),
+        parameters=(*parameters, *(w for w in fresh.parameters if (w.site.path, id(w.parameter)) not in owned)),
+        stacks=plan.stacks,
+    )
+
+
+def _gone(watched: WatchedParameter) -> WatchedParameter:
+    """A place without its parameter, which is let go of."""
+    empty = nn.Parameter(watched.parameter.detach().new_empty(0), requires_grad=False)
+    return WatchedParameter(empty, nn.Identity(), watched.site)
+
+
+def _entries(model: nn.Module) -> list[_Entry]:
+    return [(m, [*m._modules.values(), *map(id, m._parameters.values())]) for m in model.modules()]
