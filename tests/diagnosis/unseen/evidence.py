@@ -1,4 +1,4 @@
-"""The numbers behind the labels of the unseen half, in plain torch: ``python tests/diagnosis/unseen/evidence.py``.
+"""The numbers behind labels, in plain torch: ``python tests/diagnosis/unseen/evidence.py [FILE...]``.
 
 Builders run with a stand-in for the watch that only hangs tensor hooks on outputs: no number comes from the tool.
 Of the longest chain of modules: RMS of the output gradient and norm of the parameter gradient at both ends, summed in
@@ -186,9 +186,9 @@ def norm_of(watch, path):
     return math.sqrt(sum(v * v for v in values)) if values else None
 
 
-def measured(file):
+def measured(path):
     """Each labelled model of a file with its sentence."""
-    scope = runpy.run_path(str(HERE / f"{file}.py"))
+    scope = runpy.run_path(str(path))
     for model in [model for value in scope.values() for model in getattr(value, "labelled", ())]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -204,6 +204,8 @@ def stand_in():
 
 if __name__ == "__main__":
     stand_in()
-    for name in sys.argv[1:] or sorted(path.stem for path in HERE.glob("*.py")):
-        for model, words in measured(name):
-            sys.stdout.write(f"{name}: {model.name}, {model.headline}{'' if model.healthy else ', sick'}: {words}\n")
+    for path in [Path(name) for name in sys.argv[1:]] or sorted(HERE.glob("*.py")):
+        for model, words in measured(path):
+            sys.stdout.write(
+                f"{path.stem}: {model.name}, {model.headline}{'' if model.healthy else ', sick'}: {words}\n"
+            )
