@@ -254,7 +254,8 @@ def biases_alone_are_learned(seed):
 @label("healthy", family="penalty")
 def penalty_on_the_input_gradient(seed):
     """A critic with Wasserstein's gradient penalty: the loss holds a gradient, backward goes twice through each
-    layer; layers of He with leaky ReLU. Measured: loss 5.57 -> 5.5."""
+    layer; layers of He with leaky ReLU. Measured: parameters' gradients 2.9 at 0, 2 at 1 and 5.6 at 5 (of 7); loss
+    5.57 -> 5.5."""
     layers = [nn.Sequential(nn.Linear(48, 48), nn.LeakyReLU(0.2)) for _ in range(5)]
     for layer in layers:
         nn.init.kaiming_normal_(layer[0].weight, a=0.2)

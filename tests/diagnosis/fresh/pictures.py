@@ -136,8 +136,9 @@ class Inception(nn.Module):
 @label("healthy", family="inception")
 def paths_of_four_kernels(seed):
     """GoogLeNet's modules, five of them with batch norm, as He starts them; 3 steps of SGD with Nesterov's momentum
-    and smoothed labels. Measured: output gradients 0.0004 at 0 and 0.033 at 9 (of 10), parameters' 0.64 and 0.79;
-    loss 2.43 -> 2.24."""
+    and smoothed labels. Measured: output gradients 0.00027 at 1 and 4.9e-05 at 5 (the modules; a mean over 256
+    places follows); output gradients 0.0004 at 0 and 0.033 at 9 (of 10), parameters' 0.64 and 0.79; loss 2.43 ->
+    2.24."""
     model = nn.Sequential(
         unit(3, 32),
         *[Inception(32, 8) for _ in range(5)],

@@ -160,7 +160,8 @@ def xlnet_in_two_micro_batches(seed):
 @label("healthy", family="reader Funnel")
 def funnel_that_halves_its_sequence(seed):
     """Funnel: three blocks of two layers, pooled by two between them, and two layers on the sequence restored.
-    Measured: loss 24.3 -> 3.9 in 30 steps of Adam."""
+    Measured: output gradients 0.027 at the first layer of six, 0.033 at the last, 0.029 at the last of the decoder;
+    loss 24.3 -> 3.9 in 30 steps of Adam."""
     model = of_library(
         "Funnel",
         "MaskedLM",

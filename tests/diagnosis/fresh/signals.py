@@ -54,8 +54,8 @@ def residues_and_forecasts(seed):
 @label("healthy", family="dlrm")
 def clicks_from_sparse_tables(seed):
     """DLRM: three tables of 500 rows with sparse gradients, a bottom network, products of pairs, a top network of
-    four layers; SGD on dense and sparse parameters. Measured: output gradients 1.4e-05 at bottom.0 and 8e-05 at
-    bottom.3 (of 4), parameters' 0.0033 and 0.0092; loss 0.705 -> 0.694."""
+    four layers, Glorot's weights as in its code; SGD on dense and sparse parameters. Measured: output gradients
+    0.00029 at bottom.0 and 0.00054 at bottom.3 (of 4), parameters' 0.06 and 0.072; loss 0.739 -> 0.714."""
 
     class Clicks(nn.Module):
         def __init__(self, width=16):
@@ -76,8 +76,11 @@ def clicks_from_sparse_tables(seed):
     generator = S.generator_of(seed)
     dense, clicked = torch.randn(64, 13, generator=generator), (torch.rand(64, generator=generator) < 0.3).float()
     sparse, model = torch.randint(500, (64, 3, 4), generator=generator), Clicks()
-    for table in model.tables:
-        nn.init.normal_(table.weight, std=0.3)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+        elif isinstance(module, nn.EmbeddingBag):
+            nn.init.normal_(module.weight, std=0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     return fit(
         model,
