@@ -115,7 +115,7 @@ class Recorder:
 
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
-        if self._recorded and self._tree.changed(self._paths[""]):
+        if self._recorded and not self._sharded and self._tree.changed(self._paths[""]):
             self._grow()
         self.current, self.following = self.following, StepRecord()
         self.modules.begin()
@@ -133,6 +133,8 @@ class Recorder:
     @contained
     def _grow(self) -> None:
         """The model has changed: watch what it consists of now, and give what is new a place."""
+        if any(map(is_sharded, self._paths.values())):
+            return  # fully_shard, since; it puts other parameters in place all the time
         old, self.plan = self.plan, merged(self.plan, self._draw())
         self._paths.clear()
         self._paths |= dict(self.plan.everything)
