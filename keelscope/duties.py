@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from keelscope import kernel
@@ -15,11 +18,13 @@ from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
+from keelscope.jacobian.linearised import NotLinearisableError
+from keelscope.jacobian.passage import Passage
 from keelscope.kernel import Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
 
-__all__ = ["Duties", "Duty", "Task", "Work", "measure"]
+__all__ = ["Duties", "Duty", "Task", "Work", "measure", "measure_jacobian", "usable_probes"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,12 +82,17 @@ class Duty:
     jacobians: tuple[JacobianProbe, ...]
     needs_gradient: bool
     """Whether something waits for the gradient of the output."""
+    code: int
+    """The same for the kernel, see `code_of`."""
 
     @classmethod
     def of(cls, probes: Sequence[Probe]) -> Duty:
         """The duty of the probes that are due."""
         work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
+        known = work[Tap.OUTPUT], work[Tap.OUTPUT_GRADIENT]
+        others = any(probe.tap not in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT} for probe in probes if probe.tap.of_module)
         return cls(
+            code=_LEFT_TO_PYTHON if others else code_of(*known),
             inputs=work[Tap.INPUT],
             outputs=work[Tap.OUTPUT],
             gradients=work[Tap.OUTPUT_GRADIENT],
@@ -98,6 +108,28 @@ class Duty:
         return bool(self.inputs or self.attention or self.jacobians)
 
 
+_LEFT_TO_PYTHON = 0x80
+
+
+def code_of(outputs: Work, gradients: Work) -> int:
+    """What the kernel takes of a call by itself: a bit per routine, for outputs, and 3 bits further for gradients.
+
+    Args:
+        outputs: what looks at outputs.
+        gradients: what looks at their gradients.
+
+    Returns:
+        The code; 128 where something else has to be done than to run the kernel.
+    """
+    if any(work.beside for work in (outputs, gradients)):
+        return _LEFT_TO_PYTHON
+    code = 0
+    for shift, work in ((0, outputs), (len(Routine), gradients)):
+        for routine in work.program[1::2]:
+            code |= 1 << int(str(routine)) + shift
+    return code
+
+
 class Duties:
     """Duties of every site of one model.
 
@@ -110,6 +142,8 @@ class Duties:
         self._distinct = _distinct(self._probes)
         self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
         self._now: dict[int, Duty] = {}
+        self._codes: dict[int, bytes] = {}
+        self._watched: dict[int, NDArray[np.bool_]] = {}
         self._awaited: tuple[int, ...] | None = None
         self.every = _always
 
@@ -130,11 +164,28 @@ class Duties:
         self._probes.append(tuple(probes))
         self._distinct = _distinct(self._probes)
         self._known.clear()
+        self._codes.clear()
+        self._watched.clear()
         self.every = self._every
 
     def probes(self, site: int) -> tuple[Probe, ...]:
         """All probes of a site, due or not."""
         return self._probes[site]
+
+    def codes(self) -> bytes:
+        """What the kernel takes at each site on this step, ``[site]``."""
+        codes = self._codes.get(id(self._now))
+        if codes is None:
+            codes = self._codes[id(self._now)] = bytes(self[site].code for site in range(len(self._probes)))
+        return codes
+
+    def watched_by(self, probe: Probe) -> NDArray[np.bool_]:
+        """Whether a probe looks at each site, ``[site]``."""
+        watched = self._watched.get(id(probe))
+        if watched is None:
+            watched = np.array([probe in found for found in self._probes], dtype=np.bool_)
+            self._watched[id(probe)] = watched
+        return watched
 
     def awaited(self) -> tuple[int, ...]:
         """Sites where something has to be there before the module runs, on this step."""
@@ -178,6 +229,64 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
     return slots
+
+
+def measure_jacobian(
+    probes: Iterable[JacobianProbe],
+    passage: Passage,
+    module: nn.Module,
+    board: Board,
+    owner: object,
+    refuse: Callable[[str], None],
+) -> TermSlots:
+    """Terms of one Jacobian.
+
+    Args:
+        probes: what looks at it.
+        passage: the Jacobian at one call.
+        module: whose it is.
+        board: where terms go.
+        owner: see `measure`.
+        refuse: told why a probe cannot have it.
+
+    Returns:
+        Where the terms are.
+    """
+    slots: TermSlots = {}
+    for probe in probes:
+        try:
+            with torch.no_grad():
+                view = probe.measures(passage, module)
+                if view is not None:
+                    slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+        except NotLinearisableError as error:
+            refuse(str(error))
+        except Exception as error:
+            warn_once(owner, error, probe.name)
+    return slots
+
+
+def usable_probes(probes: Iterable[Probe], owners: Sequence[nn.Module], keeper: object) -> tuple[Probe, ...]:
+    """Probes that can say what they fit; one that fails is left out, with a warning.
+
+    Args:
+        probes: what was asked for.
+        owners: every module that one may be asked about.
+        keeper: keeps what was said, see `measure`.
+
+    Returns:
+        The probes in order.
+    """
+    kept = []
+    for probe in probes:
+        try:
+            for owner in owners:
+                probe.fits(owner)
+        except Exception as error:
+            warn_once(keeper, error, probe.name)
+            continue
+        kept.append(probe)
+    return tuple(kept)
 
 
 def _distinct(probes: Iterable[tuple[Probe, ...]]) -> list[Probe]:

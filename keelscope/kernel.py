@@ -2,21 +2,40 @@
 
 It reads contiguous tensors of four types; for every other tensor, and where it was not built, these functions give None
 and the torch operations of `keelscope.statistics` do the same work. ``KEELSCOPE_KERNEL=torch`` in the environment turns
-it off. Its source is ``native/kernel.c``.
+it off. Its source is ``native/``; `page` and `passes` make the hooks that it takes over from Python in ordinary calls.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-__all__ = ["SWITCH", "Program", "Routine", "is_compiled", "measure", "measure_all", "program"]
+if TYPE_CHECKING:
+    from keelscope._kernel import Page, Passes
+
+__all__ = [
+    "COLUMNS",
+    "SWITCH",
+    "Program",
+    "Routine",
+    "is_compiled",
+    "measure",
+    "measure_all",
+    "pack_all",
+    "page",
+    "passes",
+    "program",
+]
 
 SWITCH = "KEELSCOPE_KERNEL"
 """The environment variable; ``torch`` means the torch operations."""
@@ -38,6 +57,10 @@ class Routine(IntEnum):
     Squares of float64 below 1e-308 are 0."""
 
 
+COLUMNS = {Routine.MOMENTS: slice(0, 6), Routine.SQUARES: slice(6, 8), Routine.LATE_TOKENS: slice(8, 11)}
+"""Where a page keeps the terms of a routine; those of gradients come after those of outputs."""
+
+
 def _load() -> Any:
     if os.environ.get(SWITCH, "") == "torch":
         return None
@@ -45,6 +68,13 @@ def _load() -> Any:
         native = importlib.import_module("keelscope._kernel")
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         native.prepare(Tensor, torch.nn.Parameter, torch.strided, *dtypes)
+        native.prepare_hooks(
+            torch.is_grad_enabled,
+            torch._C._current_graph_task_id,
+            torch._C._functorch.peek_interpreter_stack,
+            torch._C._get_tracing_state,
+            OrderedDict,
+        )
     except (ImportError, AttributeError):
         return None
     return native
@@ -100,3 +130,46 @@ def measure_all(routine: Routine, tensors: list[Tensor]) -> list[bytes | None]:
         Packed doubles of each; None where only torch can read the tensor.
     """
     return [None] * len(tensors) if _native is None else _native.measure_all(routine, tensors)
+
+
+def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:
+    """Run one routine over many tensors, in one call and into one array.
+
+    Args:
+        routine: `Routine.MOMENTS` or `Routine.SQUARES`.
+        tensors: any tensors.
+
+    Returns:
+        ``[tensor, column]``, and the places of those that only torch can read; None without the compiled kernel.
+    """
+    if _native is None:
+        return None
+    packed, left = _native.pack_all(routine, tensors)
+    return np.frombuffer(packed).reshape(len(tensors), COLUMNS[routine].stop - COLUMNS[routine].start), left
+
+
+def page(modules: list[weakref.ref[nn.Module]], owner: weakref.ref[Any], duties: bytes) -> Page | None:
+    """What takes the ordinary calls of one recorded step.
+
+    Args:
+        modules: by site.
+        owner: told of gradients: the first one, and those that the page does not take.
+        duties: of each site, what is taken from its output and from the gradient of that.
+
+    Returns:
+        The page; None without the compiled kernel.
+    """
+    return None if _native is None else _native.Page(modules, owner, duties)
+
+
+def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]]) -> Passes | None:
+    """What notes which parameters a backward pass reaches.
+
+    Args:
+        owner: told when one begins.
+        parameters: by index.
+
+    Returns:
+        The note; None without the compiled kernel.
+    """
+    return None if _native is None else _native.Passes(owner, parameters)

@@ -17,13 +17,13 @@ from torch.utils.hooks import RemovableHandle
 
 from keelscope.entries import is_measurable
 
-__all__ = ["Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
+__all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and keyword arguments of a call."""
 
 _MAX_DEPTH = 12
-_HAS_HOOK_DICTS = hasattr(torch._C._FunctionBase, "_register_hook_dict")
+HAS_HOOK_DICTS = hasattr(torch._C._FunctionBase, "_register_hook_dict")
 
 
 def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
@@ -106,7 +106,7 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHa
         A handle for a leaf, which outlives the step; None otherwise.
     """
     node = tensor.grad_fn
-    if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not _HAS_HOOK_DICTS:
+    if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not HAS_HOOK_DICTS:
         handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return handle if node is None else None
     hooks: OrderedDict[Any, Any] = OrderedDict()

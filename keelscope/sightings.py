@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from keelscope.calls import StepRecord
 from keelscope.coverage import Seen
+from keelscope.pages import Sheet
 from keelscope.sites import SitePlan
 from keelscope.taps import Tap
 
@@ -28,14 +32,19 @@ class Sightings:
     """Parameters that received a gradient."""
     _reached: set[int] = field(default_factory=set)
     """Their indices."""
+    _found: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    """What arrays of the kernel have shown already."""
 
-    def note(self, plan: SitePlan, step: StepRecord) -> None:
+    def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet) -> None:
         """Take in a step.
 
         Args:
             plan: the sites.
             step: what it showed.
+            sheet: what the kernel saw of its calls.
         """
+        for noted, found in ((self.called, sheet.called), (self.with_gradient, sheet.reached)):
+            noted.update(id(plan.modules[site].module) for site in self._fresh(id(noted), found))
         for call in step.calls:
             key = id(plan.modules[call.site].module)
             if key not in self.with_gradient:
@@ -44,8 +53,25 @@ class Sightings:
                     self.with_gradient.add(key)
         for i, record in step.parameters.items():
             if i not in self._reached and record.gradient():
-                self._reached.add(i)
-                self.parameters.add(id(plan.parameters[i].parameter))
+                self._add(plan, i)
+        for (tap, *_), dense in step.dense.items():
+            if tap is Tap.PARAMETER_GRADIENT:
+                for i in self._fresh(id(self.parameters), dense.seen):
+                    self._add(plan, i)
+
+    def _fresh(self, which: int, found: NDArray[np.bool_]) -> list[int]:
+        """Sites that were not found on an earlier step."""
+        before = self._found.get(which)
+        if before is None or len(before) != len(found):
+            before = self._found[which] = np.zeros_like(found)
+        fresh: list[int] = np.flatnonzero(found > before).tolist()
+        if fresh:
+            before |= found
+        return fresh
+
+    def _add(self, plan: SitePlan, i: int) -> None:
+        self._reached.add(i)
+        self.parameters.add(id(plan.parameters[i].parameter))
 
     def seen(
         self,
