@@ -20,7 +20,7 @@ from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import Passage
-from keelscope.kernel import Program, Routine, program
+from keelscope.kernel import COLUMNS, Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
 from keelscope.statistics import Terms
 
@@ -121,13 +121,13 @@ def code_of(outputs: Work, gradients: Work) -> int:
     Returns:
         The code; 128 where something else has to be done than to run the kernel.
     """
-    if any(work.beside for work in (outputs, gradients)):
-        return _LEFT_TO_PYTHON
     code = 0
-    for shift, work in ((0, outputs), (len(Routine), gradients)):
+    for shift, work in ((0, outputs), (len(COLUMNS), gradients)):
         for routine in work.program[1::2]:
+            if routine not in COLUMNS:
+                return _LEFT_TO_PYTHON
             code |= 1 << int(str(routine)) + shift
-    return code
+    return _LEFT_TO_PYTHON if outputs.beside or gradients.beside else code
 
 
 class Duties:

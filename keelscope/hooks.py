@@ -22,7 +22,7 @@ from torch import Tensor, jit, nn
 from keelscope import kernel
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
-from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner
+from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, Placement
 from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
@@ -59,6 +59,7 @@ class ModuleHooks:
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
+        self._placed: dict[int, Placement] = {}
         self._before = ExitStack()
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
@@ -166,14 +167,18 @@ class ModuleHooks:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
                 self._handles.callback(handle.remove)
-            handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
+            placement = self._placed.setdefault(site, Placement(ForwardHook(self, site)))
+            placement.put(module)
         except (RuntimeError, AttributeError) as error:
+            self._placed.pop(site, None)
             self.lost[site] = f"of a kind that takes no hooks ({error})"
-            return
-        self._handles.callback(handle.remove)
 
     def detach(self) -> None:
         """Give every handle back."""
+        for site, placement in self._placed.items() if self.attached else ():
+            module = self._modules[site]()
+            if module is not None:
+                placement.take(module)
         self._handles.close()
         self._before.close()
         self._awaited = ()
@@ -218,7 +223,7 @@ class ModuleHooks:
 
     def _arms(self, page: Page) -> bool:
         """Whether the kernel may take the rest of this forward."""
-        if page.armed or page.reached or page is not self.page or self.on_module is not None:
+        if page.armed or page.reached or page is not self.page:
             return False
         page.armed = 1
         return True

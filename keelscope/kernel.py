@@ -31,6 +31,8 @@ __all__ = [
     "is_compiled",
     "measure",
     "measure_all",
+    "norm_gains",
+    "norm_transport",
     "pack_all",
     "page",
     "passes",
@@ -55,6 +57,10 @@ class Routine(IntEnum):
     LATE_TOKENS = 2
     """Over the later half of positions of ``[batch, position, feature]``: ``sum of log10 norms, tokens above 0, at 0``.
     Squares of float64 below 1e-308 are 0."""
+    GAIN_SUMS = 3
+    """Over the rows of gains, see `keelscope.jacobian.closed_forms`: ``rows, largest sigma, sum of each column``."""
+    GAIN_COUNTS = 4
+    """Their first column by bin, as in `keelscope_probes.norms`."""
 
 
 COLUMNS = {Routine.MOMENTS: slice(0, 6), Routine.SQUARES: slice(6, 8), Routine.LATE_TOKENS: slice(8, 11)}
@@ -130,6 +136,38 @@ def measure_all(routine: Routine, tensors: list[Tensor]) -> list[bytes | None]:
         Packed doubles of each; None where only torch can read the tensor.
     """
     return [None] * len(tensors) if _native is None else _native.measure_all(routine, tensors)
+
+
+def norm_gains(x: Tensor, gamma: Tensor | float, width: int, *form: float) -> bytearray | None:
+    """Gains of a norm over rows of `width` entries.
+
+    Args:
+        x: its input.
+        gamma: ``[width]`` or one number.
+        width: entries in a row.
+        form: epsilon; whether rows are centred; 0, 1 or 2 for a divisor ``sqrt(m + eps)``, ``sqrt(m) + eps`` or
+            ``max(sqrt(m), eps)``; whether m is the sum of squares and not their mean.
+
+    Returns:
+        Packed ``[row, 6]``, see `keelscope.jacobian.closed_forms.RowGains`; None where only torch can read them.
+    """
+    return None if _native is None else _native.norm_gains(x, None, gamma, width, *form)
+
+
+def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: int, *form: float) -> bytearray | None:
+    """What a norm makes of a gradient, see `keelscope.jacobian.closed_forms.transported_squares`.
+
+    Args:
+        x: the input of the norm.
+        gradient: with respect to its output.
+        gamma: see `norm_gains`.
+        width: see `norm_gains`.
+        form: see `norm_gains`.
+
+    Returns:
+        Packed ``[2, row]``; None where only torch can read them.
+    """
+    return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

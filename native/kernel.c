@@ -189,17 +189,32 @@ void fill(int routine, const Place *place, const size_t *shape, double *columns)
     if (state != NULL) PyEval_RestoreThread(state);
 }
 
-/* Packed terms; NULL without an exception where there are no tokens. */
+static PyObject *packed(const double *columns, size_t count) {
+    return PyBytes_FromStringAndSize((const char *)columns, (Py_ssize_t)(count * sizeof *columns));
+}
+
+/* NULL without an exception where these are no gains. */
+static PyObject *of_gains(const Place *place, long routine) {
+    double columns[GAIN_BINS];
+    const double *gains = (const double *)(const void *)place->address;
+    if (place->kind != &kinds[1] || place->count % GAINS) return NULL;
+    if (routine == GAIN_COUNTS) count_gains(gains, place->count / GAINS, columns);
+    else sum_gains(gains, place->count / GAINS, columns);
+    return packed(columns, routine == GAIN_COUNTS ? GAIN_BINS : 2 + GAINS);
+}
+
+/* Packed terms; NULL without an exception where there are no tokens, or gains. */
 static PyObject *run(const Place *place, PyObject *tensor, long routine) {
     double columns[sizeof(Moments) / sizeof(double)];
     size_t shape[3];
-    if (routine < 0 || routine >= ROUTINES) {
+    if (routine < 0 || routine > GAIN_COUNTS) {
         PyErr_Format(PyExc_ValueError, "no routine has the number %ld", routine);
         return NULL;
     }
+    if (routine >= ROUTINES) return of_gains(place, routine);
     if (routine == LATE_TOKENS && (!sizes_of(tensor, shape) || place->count == 0)) return NULL;
     fill((int)routine, place, shape, columns);
-    return PyBytes_FromStringAndSize((const char *)columns, (Py_ssize_t)(columns_of((int)routine) * sizeof *columns));
+    return packed(columns, columns_of((int)routine));
 }
 
 /* measure(program, tensor): the program is a tuple key, routine, key, routine, ... */
@@ -309,6 +324,8 @@ static PyMethodDef METHODS[] = {
      "measure(program, tensor) -> key: packed terms; None where only torch can read the tensor"},
     {"measure_all", (PyCFunction)(void (*)(void))measure_all, METH_FASTCALL,
      "measure_all(routine, tensors) -> packed terms of each; None where only torch can read the tensor"},
+    {"norm_gains", norm_gains, METH_VARARGS, "gains of the rows of a norm; None where only torch can read it"},
+    {"norm_transport", norm_transport, METH_VARARGS, "squares of a gradient after and before a norm, by row; or None"},
     {"pack_all", (PyCFunction)(void (*)(void))pack_all, METH_FASTCALL,
      "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
     {NULL, NULL, 0, NULL},

@@ -41,7 +41,9 @@ typedef struct {
     size_t count;
 } Place;
 
-enum { MOMENTS, SQUARES, LATE_TOKENS, ROUTINES };
+enum { MOMENTS, SQUARES, LATE_TOKENS, ROUTINES, GAIN_SUMS = ROUTINES, GAIN_COUNTS }; /* the last two: of gains only */
+#define GAINS 6        /* columns of keelscope.jacobian.closed_forms.RowGains */
+#define GAIN_BINS 386 /* of keelscope_probes.norms: eight per octave of the gain, a quarter in log2 of its square */
 #define KINDS 4
 
 /* What torch gives to recognise a tensor by, set once by prepare() and kept for the life of the process. */
@@ -72,6 +74,12 @@ size_t columns_of(int routine);
 /* Fills the columns of one routine; the shape is that of [batch, position, feature], or NULL. Gives the interpreter
    lock away while it works on a large tensor. */
 void fill(int routine, const Place *place, const size_t *shape, double *columns);
+
+/* Of norms.c: gains [row, 6] summed over rows, and counted by the first column. */
+void sum_gains(const double *gains, size_t rows, double *columns);
+void count_gains(const double *gains, size_t rows, double *bins);
+PyObject *norm_gains(PyObject *module, PyObject *args);
+PyObject *norm_transport(PyObject *module, PyObject *args);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);
