@@ -7,6 +7,7 @@ field by field, and an array is as large as was asked for. Used by `isolated` an
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import select
@@ -141,10 +142,14 @@ def rebuilt(kind: type[_T], value: Any) -> _T:
         Stack(path='h', kind='Block', length=2, sublayers=0, main=True)
     """
     try:
-        hints = typing.get_type_hints(kind)
-        return kind(**{name: _typed(hint, value[name]) for name, hint in hints.items()})
+        return kind(**{name: _typed(hint, value[name]) for name, hint in _hints(kind).items()})
     except (KeyError, TypeError) as error:
         raise BrokenFrameError(f"{kind.__name__} without {error}") from error
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _typed(hint: Any, value: Any) -> Any:
