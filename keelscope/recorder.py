@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,10 +25,12 @@ from keelscope.compiled import Eager
 from keelscope.containment import warn_once
 from keelscope.coverage import coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
+from keelscope.duties import usable_probes
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
 from keelscope.lossscale import LossScale, any_scaler
+from keelscope.pages import Blocks, Sheet, dense_block, no_blocks
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
 from keelscope.quiet import leave_out_quiet
@@ -75,7 +78,8 @@ class Recorder:
         keep_calls: bool,
     ) -> None:
         self.plan = plan_sites(model, sites, lambda module: any(seeks(probe, module) for probe in probes))
-        self.probes = tuple(probe for probe in probes if self._usable(probe))
+        owners = [w.module for w in self.plan.modules] + [w.owner for w in self.plan.parameters]
+        self.probes = usable_probes(probes, owners, self)
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self.parameters = ParameterHooks(self.plan.parameters, self.probes, leaf_always=keep_calls)
         self.parameters.cover(optimizers)
@@ -110,27 +114,16 @@ class Recorder:
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
-    def _usable(self, probe: Probe) -> bool:
-        """Whether the probe can say what it fits; one that fails is left out, with a warning."""
-        owners = [w.module for w in self.plan.modules] + [w.owner for w in self.plan.parameters]
-        try:
-            for owner in owners:
-                probe.fits(owner)
-        except Exception as error:
-            warn_once(self, error, probe.name)
-            return False
-        return True
-
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
         self.current, self.following = self.following, StepRecord()
-        self.modules.begin()
         self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
         self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
+        self.modules.begin(self.current)
         self.residuals.begin()
-        self.gates.begin()
+        self.gates.begin(self.current)
         self.attach()
         self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
@@ -141,6 +134,12 @@ class Recorder:
         self._eager.begin()
         for hooks in (self.modules, self.gates.modules, self.parameters):
             hooks.attach()
+
+    def rest(self, *, pause: bool) -> None:
+        """The step is complete: what comes belongs to the next one, which may not be recorded (pause)."""
+        self.modules.hold()
+        if pause:
+            self.pause()
 
     def pause(self) -> None:
         """Take every hook off the model."""
@@ -153,11 +152,12 @@ class Recorder:
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
+        self.modules.hold()
         if not closure:
             self.gates.snapshot()
         if optimizer is self._leading:  # now: schedulers change it before the row ends
             self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
-        self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
+        self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
     def still_accumulating(self) -> bool:
@@ -174,14 +174,18 @@ class Recorder:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
+        self._unused = not self.parameters.has_stepped
         self.parameters.begin(self.current)
+        self.modules.close_page()
+        self.modules.is_paged = not self._keep_calls
+        sheet = Sheet(step, self.modules.watched_by)
         self.look.stop()  # before the first row: it may complete what was read
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
         factor = 1.0 / self._scale.take()
         if not self.axes:
-            if not step.calls and self._eager.is_late(self.plan.everything[0][1]):
+            if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
@@ -191,7 +195,7 @@ class Recorder:
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
             try:
-                found, seen = self._values(probe, step, fetched, factor)
+                found, seen = self._values(probe, step, sheet, fetched, factor)
             except Exception as error:  # one probe's fault costs the others nothing
                 warn_once(self, error, probe.name)
                 continue
@@ -202,10 +206,13 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        self._sightings.note(self.plan, step, self.parameters.hooked)
-        self._unused = not any(record.stepped for record in step.parameters.values())
+        self._sightings.note(self.plan, step, sheet, self.parameters.hooked)
         if self._keep_calls:
-            self._keep(step, fetched)
+            modules, parameters = (
+                [w.site.path for w in several] for several in (self.plan.modules, self.plan.parameters)
+            )
+            self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
+            self.last_gradients = parameter_calls(parameters, step.parameters, fetched)
         self.residuals.end()
         self._recorded += 1
         return row
@@ -248,7 +255,7 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        sightings = self._sightings.with_open(self.plan, self.current)
+        sightings = self._sightings.with_open(self.plan, self.current, Sheet(self.current, self.modules.watched_by))
         seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
@@ -311,6 +318,7 @@ class Recorder:
         return 1e3 * seconds
 
     def _backward_begins(self) -> None:
+        self.modules.hold()
         self.look.read()
         self.backward_begins()
         self.gates.snapshot()
@@ -318,39 +326,36 @@ class Recorder:
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
         if grad_enabled is not None and not self.admits(grad_enabled):
             return self.following
-        if grad_enabled and not self.current.calls:
+        if grad_enabled and not self.current.has_calls:
             self.parameters.attach()  # again, for parameters unfrozen since the step began
         return self.current
 
     def _values(
-        self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
+        self, probe: Probe, step: StepRecord, sheet: Sheet, fetched: Fetched, factor: float
     ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
         observations: Observations
+        blocks: Blocks = no_blocks
         if probe.tap.axis is Axis.SUBLAYER:
             topology = self.look.topology
             observations, sites = self.residuals.along(topology), len(topology) if topology is not None else 0
         elif probe.tap.axis is Axis.GATE:
             observations, sites = self.gates.along(probe.tap, step), len(self.gates.gates)
         elif probe.tap.of_module:
-            observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
+            observations, sites = module_observations(probe.tap, step.calls, step.arrivals), len(self.plan.modules)
+            blocks = sheet.block
         else:
-            observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
+            records, summed = step.parameters, step.summed() if probe.tap is Tap.PARAMETER_GRADIENT else ()
+            observations, sites = parameter_observations(probe.tap, records, summed), len(self.plan.parameters)
+            blocks = dense_block(step.dense)
         lengths = self.extents.setdefault(group_of(probe), {})
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
         unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
         scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
-        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen
-
-    def _keep(self, step: StepRecord, fetched: Fetched) -> None:
-        modules, parameters = self.plan.modules, self.plan.parameters
-        calls = module_calls(step.calls, self.probes, fetched)
-        gradients = parameter_calls(step.parameters, fetched)
-        self.last_calls = {modules[i].site.path: found for i, found in calls.items()}
-        self.last_gradients = {parameters[i].site.path: found for i, found in gradients.items()}
 
 
 def _always(_: bool) -> bool:

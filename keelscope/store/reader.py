@@ -116,7 +116,7 @@ class Run:
         """Every step on which a statistic was recorded, ``[step]``; scalars may have been logged on more."""
         if not self.groups:
             return self._source.steps(SCALARS)
-        return reduce(np.union1d, (self._source.steps(name) for name in self.groups))
+        return reduce(_union, (self._source.steps(name) for name in self.groups))
 
     def keys(self) -> list[str]:
         """Names of all series.
@@ -348,3 +348,8 @@ class Run:
 
 def _groups_of(source: RunSource) -> Mapping[str, GroupSpec]:
     return {group.name: group for group in source.layout.groups}
+
+
+def _union(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All steps of two rising sequences, which most often are the same."""
+    return a if np.array_equal(a, b) else np.union1d(a, b)
