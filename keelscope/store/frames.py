@@ -142,13 +142,14 @@ def rebuilt(kind: type[_T], value: Any) -> _T:
         Stack(path='h', kind='Block', length=2, sublayers=0, main=True)
     """
     try:
-        return kind(**{name: _typed(hint, value[name]) for name, hint in _hints(kind).items()})
+        hints = _hints(typing.cast("Any", kind))
+        return kind(**{name: _typed(hint, value[name]) for name, hint in hints.items()})
     except (KeyError, TypeError) as error:
         raise BrokenFrameError(f"{kind.__name__} without {error}") from error
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
