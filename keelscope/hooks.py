@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, jit, nn
 
 from keelscope import kernel
@@ -29,19 +27,14 @@ from keelscope.duties import Duties, measure, measure_jacobian
 from keelscope.jacobian.passage import JacobianCalls
 from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
-from keelscope.recomputation import repeated_call
+from keelscope.recomputation import in_backward, repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
 from keelscope.unwinding import Breaks
 
 if TYPE_CHECKING:
     from keelscope._kernel import Page
 
-__all__ = ["ModuleHooks", "in_backward"]
-
-
-def in_backward() -> bool:
-    """Whether the caller runs inside a backward pass, where a forward is a recomputation."""
-    return bool(torch._C._current_graph_task_id() != -1)
+__all__ = ["ModuleHooks"]
 
 
 class ModuleHooks:
@@ -57,7 +50,7 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
+        self.duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
         self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
@@ -92,11 +85,11 @@ class ModuleHooks:
     @property
     def every(self) -> Callable[[Probe], bool]:
         """Whether a probe records on this step."""
-        return self._duties.every
+        return self.duties.every
 
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
-        self._duties.every = every
+        self.duties.every = every
 
     def begin(self, step: StepRecord) -> None:
         """Start a step: hooks on tensors that outlive the one before are given back.
@@ -107,7 +100,7 @@ class ModuleHooks:
         self.close_page()
         self._step = step
         if self.is_paged and HAS_HOOK_DICTS:
-            self.page = step.page = kernel.page(self._modules, self._reference, self._breaks, self._duties.codes())
+            self.page = step.page = kernel.page(self._modules, self._reference, self._breaks, self.duties.codes())
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
@@ -125,10 +118,6 @@ class ModuleHooks:
         if self.page is not None:
             self.page.armed = 0
 
-    def watched_by(self, probe: Probe) -> NDArray[np.bool_]:
-        """Whether a probe looks at each site, ``[site]``."""
-        return self._duties.watched_by(probe)
-
     def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
         """Watch one more module, which becomes the next site.
 
@@ -137,7 +126,7 @@ class ModuleHooks:
             probes: what looks at it.
         """
         self._modules.append(weakref.ref(watched.module))
-        self._duties.add(probes)
+        self.duties.add(probes)
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module, self._handles)
             self._attach_before()
@@ -152,13 +141,9 @@ class ModuleHooks:
                     self._attach_to(site, module, self._handles)
         self._attach_before()
 
-    def spare(self, name: str, sites: Iterable[int]) -> None:
-        """Take a probe off sites where it has nothing to say."""
-        self._duties.drop(name, sites)
-
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
-        wanted = self._duties.awaited()
+        wanted = self.duties.awaited()
         if wanted == self._awaited:
             return
         self._before.close()
@@ -172,7 +157,7 @@ class ModuleHooks:
                 self._before.callback(handle.remove)
 
     def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
-        taps = {probe.tap for probe in self._duties.probes(site)}
+        taps = {probe.tap for probe in self.duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
@@ -227,7 +212,7 @@ class ModuleHooks:
         call = self._repeated_call(site, step) if repeated else self._new_call(site, leaves, step, enabled)
         if call is None:
             return
-        duty = self._duties[site]
+        duty = self.duties[site]
         if leaves and not call.recomputed:
             call.outputs = measure(duty.outputs, (leaves[0][1],), module, step.board, self)
         if duty.needs_gradient:
@@ -269,7 +254,7 @@ class ModuleHooks:
         if in_backward() or not self._looks(repeated=False):
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
-        duty = self._duties[site]
+        duty = self.duties[site]
         leaves = floating_leaves((args, kwargs)) if duty.inputs or duty.jacobians else []
         if duty.jacobians:
             self.jacobians.enter(site, [tensor for _, tensor in leaves])
@@ -280,7 +265,7 @@ class ModuleHooks:
             self._attention.open(OpenModule(site, module, board))
 
     def _show_attention(self, inside: OpenModule, scores: Tensor) -> None:
-        tasks = self._duties[inside.site].attention
+        tasks = self.duties[inside.site].attention
         inside.seen.append(measure(tasks, (scores,), inside.module, inside.board, self))
 
     def _looks(self, *, repeated: bool) -> bool:
@@ -290,7 +275,7 @@ class ModuleHooks:
     def _hook_gradients(
         self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: Arguments, module: nn.Module, board: Board
     ) -> None:
-        duty = self._duties[call.site]
+        duty = self.duties[call.site]
         kept = KeptInput.first_of(inputs) if duty.inputs_and_gradients else None
         measured = bool(duty.jacobians)
         for path, tensor in leaves:
@@ -329,7 +314,7 @@ class ModuleHooks:
         module = self._modules[site]()
         if module is not None:
             as_output = gradient if shape is None else gradient.detach().reshape(shape)
-            slots = measure(self._duties[site].gradients, (as_output,), module, self._step.board, self)
+            slots = measure(self.duties[site].gradients, (as_output,), module, self._step.board, self)
             self._step.arrivals.setdefault(site, []).append(slots)
         self.seconds += time.perf_counter() - start
 
@@ -339,7 +324,7 @@ class ModuleHooks:
         if not hook.board.reached:
             self.hold()
             self.on_gradient()
-        duty = self._duties[hook.site]
+        duty = self.duties[hook.site]
         slots = measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= measure(duty.inputs_and_gradients, (hook.kept.tensor, gradient), module, hook.board, self)

@@ -7,14 +7,12 @@ or optimizers' progress.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
@@ -29,7 +27,7 @@ from keelscope.duties import usable_probes
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
-from keelscope.lossscale import LossScale, any_scaler
+from keelscope.ownscalars import OwnScalars
 from keelscope.pages import Blocks, Sheet, dense_block, no_blocks
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
@@ -44,7 +42,6 @@ from keelscope.rows import (
     parameter_observations,
     probe_extents,
     probe_values,
-    total_norm,
 )
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
@@ -107,10 +104,9 @@ class Recorder:
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
-        self._scale = LossScale()
-        self._recorded, self._attempts, self._unused = 0, 0, False
+        self._own = OwnScalars(optimizers)
+        self._recorded = 0
         self._sightings = Sightings()
-        self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
@@ -155,9 +151,7 @@ class Recorder:
         self.modules.hold()
         if not closure:
             self.gates.snapshot()
-        if optimizer is self._leading:  # now: schedulers change it before the row ends
-            self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
-        self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
+        self._own.before_step(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
     def still_accumulating(self) -> bool:
@@ -167,23 +161,22 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
-        self._attempts += 1
+        self._own.begins_anew()
         self.open()
 
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
-        self._unused = not self.parameters.has_stepped
+        factor = self._own.close(used=self.parameters.has_stepped)
         self.parameters.begin(self.current)
         self.modules.close_page()
         self.modules.is_paged = not self._keep_calls
-        sheet = Sheet(step, self.modules.watched_by)
+        sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.stop()  # before the first row: it may complete what was read
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
-        factor = 1.0 / self._scale.take()
         if not self.axes:
             if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
@@ -208,9 +201,7 @@ class Recorder:
             self.modules.missed = False
         self._sightings.note(self.plan, step, sheet, self.parameters.hooked)
         if self._keep_calls:
-            modules, parameters = (
-                [w.site.path for w in several] for several in (self.plan.modules, self.plan.parameters)
-            )
+            modules, parameters = ([w.site.path for w in s] for s in (self.plan.modules, self.plan.parameters))
             self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
             self.last_gradients = parameter_calls(parameters, step.parameters, fetched)
         self.residuals.end()
@@ -225,7 +216,7 @@ class Recorder:
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
         several = self.ranks.size > 1
-        quiet = leave_out_quiet(groups, self.modules, step, fetched, order.modules.size, seen_only=several)
+        quiet = leave_out_quiet(groups, self.modules.duties, step, fetched, order.modules.size, seen_only=several)
         axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in quiet.items()}
         empty = {
             g for g, probes in groups.items() if found.get(probes[0].tap.axis) == 0 or (g in quiet and not len(axes[g]))
@@ -255,7 +246,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        sightings = self._sightings.with_open(self.plan, self.current, Sheet(self.current, self.modules.watched_by))
+        sheet = Sheet(self.current, self.modules.duties.watched_by)
+        sightings = self._sightings.with_open(self.plan, self.current, sheet)
         seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
@@ -298,16 +290,7 @@ class Recorder:
         Returns:
             Name -> number.
         """
-        found = {} if self._leading is None else {"lr": float(self._rate)}
-        found |= {} if self._scale.skipped is None else {"skipped": self._scale.skipped}
-        groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
-        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients and self.ranks.reduce in {"", "replica"}:
-            found["grad_norm_total"] = total_norm(row, gradients[0])
-        attempts, self._attempts = float(self._attempts), 0
-        if self._scale.is_known or (attempts and any_scaler()):  # from row 0 on: late names cost a part each
-            found |= {"skipped_attempts": attempts, "skipped": max(found.get("skipped", 0.0), float(self._unused))}
-        return found
+        return self._own.of(row, self.probes, self.ranks)
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""
@@ -351,7 +334,7 @@ class Recorder:
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
-        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
+        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._own.scale.in_step)
         scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
         self.ranks.whole(probe, found, seen, self.gates.indices)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from keelscope.containment import NO_OP, Unscriptable, contained
-from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
+from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
