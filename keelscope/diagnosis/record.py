@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis"]
 
+_SEVERAL = 2
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Diagnosis:
@@ -136,7 +138,7 @@ class Diagnosis:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
-        structure = structure_note(self.run.info.sublayers)
+        structure = f"{structure_note(self.run.info.sublayers)} {self._about_first()}".strip()
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
         about = (*steps, *self.run.notes, self._about_parameters(), self._about_depth(), structure, self._about_rules())
         return (*(note for note in about if note), *remarks)
@@ -181,6 +183,18 @@ class Diagnosis:
         first, last = self.steps[0], self.steps[-1]
         return (
             f"Verdict: median of {count(len(self.steps), 'recorded step')}, {first} to {last}. Table: step {self.step}."
+        )
+
+    def _about_first(self) -> str:
+        """Why the structure counts fewer sub-layers than the depth axis."""
+        found, sites = self.run.info.sublayers, self.axis.sites
+        inside = [
+            any(f"{path}.".startswith(f"{site.path}.") for i in found for path in (i.site, i.branch)) for site in sites
+        ]
+        if len(sites) < _SEVERAL or inside[0] or not all(inside[1:]):
+            return ""
+        return (
+            f"None is seen in {sites[0].path}: what enters it needs no gradient, so that no shortcut leads back there."
         )
 
     def _about_depth(self) -> str:
