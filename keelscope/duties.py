@@ -145,6 +145,7 @@ class Duties:
         self._distinct = _distinct(self._probes)
         self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
         self._now: dict[int, Duty] = {}
+        self._shared: dict[tuple[int, ...], Duty] = {}
         self._codes: dict[int, bytes] = {}
         self._watched: dict[int, NDArray[np.bool_]] = {}
         self._awaited: tuple[int, ...] | None = None
@@ -208,7 +209,9 @@ class Duties:
     def __getitem__(self, site: int) -> Duty:
         duty = self._now.get(site)
         if duty is None:
-            duty = self._now[site] = Duty.of([probe for probe in self._probes[site] if self._every(probe)])
+            due = tuple(probe for probe in self._probes[site] if self._every(probe))
+            key = tuple(map(id, due))  # sites with the same probes share a duty
+            duty = self._now[site] = self._shared.get(key) or self._shared.setdefault(key, Duty.of(due))
         return duty
 
 
