@@ -49,6 +49,7 @@ class Sightings:
         self.trainable.update(trainable)
         self.called.update(id(plan.modules[site].module) for site in self._fresh("called", sheet.called))
         self.with_gradient.update(id(plan.modules[site].module) for site in self._fresh("reached", sheet.reached))
+        self.with_gradient.update(id(plan.modules[site].module) for site in step.arrivals)
         for call in step.calls:
             key = id(plan.modules[call.site].module)
             if key not in self.with_gradient:
