@@ -34,6 +34,8 @@ class CallRecord:
     grad_enabled: bool
     tracked: bool
     """Whether an output requires a gradient."""
+    is_later: bool = False
+    """Whether the kernel took a call of the site before."""
     recomputed: bool = False
     inputs: TermSlots = field(default_factory=dict)
     outputs: TermSlots = field(default_factory=dict)
@@ -128,6 +130,10 @@ class StepRecord:
         """Take in the next call."""
         self.calls.append(call)
         self.of_site.setdefault(call.site, []).append(call)
+
+    def is_taken(self, site: int) -> bool:
+        """Whether the kernel took a call of the site."""
+        return self.page is not None and self.page.has(site)
 
     def latest(self, site: int) -> CallRecord | None:
         """The last call of a site that no checkpointed region has repeated."""

@@ -231,7 +231,7 @@ class ModuleHooks:
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
         latest = step.latest(site)
-        if latest is None and step.page is not None and step.page.has(site):
+        if (latest is None or not latest.is_later) and step.is_taken(site):
             return None  # tracked, or the kernel would not have taken it
         self.missed |= latest is None
         if latest is None or latest.tracked:
@@ -243,7 +243,7 @@ class ModuleHooks:
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked)
+        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site))
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()
