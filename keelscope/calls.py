@@ -35,6 +35,8 @@ class CallRecord:
     grad_enabled: bool
     tracked: bool
     """Whether an output requires a gradient."""
+    is_later: bool = False
+    """Whether the kernel took a call of the site before."""
     dtype: torch.dtype | None = None
     """Of the first floating output leaf."""
     recomputed: bool = False
@@ -131,6 +133,10 @@ class StepRecord:
         """Take in the next call."""
         self.calls.append(call)
         self.of_site.setdefault(call.site, []).append(call)
+
+    def is_taken(self, site: int) -> bool:
+        """Whether the kernel took a call of the site."""
+        return self.page is not None and self.page.has(site)
 
     @property
     def saw_forward(self) -> bool:

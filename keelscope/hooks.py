@@ -227,9 +227,11 @@ class ModuleHooks:
 
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        calls = step.of_site.get(site, ())
-        taken = step.page is not None and step.page.has(site)  # and tracked, or the kernel would not have taken it
-        self.missed |= not taken and all(call.recomputed for call in calls)
+        calls = step.of_site.get(site, [])
+        if step.is_taken(site):  # a tracked call, or the kernel would not have taken it
+            early, later = ([c for c in calls if c.is_later is flag] for flag in (False, True))
+            calls = [*early, CallRecord(site, grad_enabled=True, tracked=True), *later]
+        self.missed |= all(call.recomputed for call in calls)
         call = repeated_call(calls)
         if call is not None:
             call.recomputed = True
@@ -239,7 +241,8 @@ class ModuleHooks:
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked, dtype=leaves[0][1].dtype if leaves else None)
+        dtype = leaves[0][1].dtype if leaves else None
+        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site), dtype)
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()

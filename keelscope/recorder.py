@@ -324,7 +324,8 @@ class Recorder:
         elif probe.tap.axis is Axis.GATE:
             observations, sites = self.gates.along(probe.tap, step), len(self.gates.gates)
         elif probe.tap.of_module:
-            observations, sites = module_observations(probe.tap, step.calls, step.arrivals), len(self.plan.modules)
+            sites = len(self.plan.modules)
+            observations = module_observations(probe.tap, step.calls, step.arrivals, trained=step.trained)
             blocks = sheet.block
         else:
             records, summed = step.parameters, step.summed() if probe.tap is Tap.PARAMETER_GRADIENT else ()

@@ -52,7 +52,11 @@ def total_norm(row: RowValues, group: str) -> float:
 
 
 def module_observations(
-    tap: Tap, calls: Iterable[CallRecord], arrivals: Mapping[int, list[TermSlots]] | None = None
+    tap: Tap,
+    calls: Iterable[CallRecord],
+    arrivals: Mapping[int, list[TermSlots]] | None = None,
+    *,
+    trained: bool = False,
 ) -> Observations:
     """Observations of one tap over the calls of a step, by site.
 
@@ -62,12 +66,14 @@ def module_observations(
         tap: a tap of modules.
         calls: every call of the step, in order.
         arrivals: gradients of earlier calls of these sites.
+        trained: whether the step has other forwards with gradient.
 
     Returns:
         Observations by site index; sites without one are absent.
     """
     calls = list(calls)
-    counted = [call for call in calls if call.grad_enabled or call.recomputed] or calls
+    counted = [call for call in calls if call.grad_enabled or call.recomputed]
+    counted = counted if counted or trained else calls
     found: dict[int, list[TermSlots]] = {}
     if tap is Tap.OUTPUT_GRADIENT and arrivals:
         found = {site: list(several) for site, several in arrivals.items()}
