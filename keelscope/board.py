@@ -19,6 +19,7 @@ from torch import Tensor
 from keelscope import kernel
 from keelscope.errors import ProbeError
 from keelscope.statistics import Terms
+from keelscope.unwinding import Breaks
 
 __all__ = ["Board", "Fetched", "Slot", "gather"]
 
@@ -36,6 +37,8 @@ class Board:
         self._lock = threading.Lock()
         self.reached = False
         """Whether a gradient has reached an output of the step."""
+        self.breaks = Breaks()
+        """In the graphs of the step."""
 
     def put(self, terms: Terms, tensors: tuple[Tensor, ...]) -> Slot:
         """Compute terms where the tensors are, without waiting for the device.

@@ -73,6 +73,8 @@ class Seen:
     """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
     trainable: Container[int] | None = None
     """Identity of parameters that required a gradient on a recorded step; None if nobody looked."""
+    ran: Container[int] = ()
+    """Identity of modules that ran on a step when all were listened to, whatever the sites; empty if none was."""
 
     def is_frozen(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter required no gradient on the recorded steps, whatever it does by now."""
@@ -182,6 +184,7 @@ def _gradientless(
     """Why a trainable parameter has no gradient although a backward pass ran."""
     path = watched.site.path.rpartition(".")[0]
     line = [module for name, module in everything if path == name or path.startswith(f"{name}.") or not name]
-    if id(watched.owner) not in seen.called and not any(id(module) in seen.called for module in line[1:]):
+    idle = bool(seen.ran) and not any(id(module) in seen.ran for module in line[-2:])  # its own, and who might use it
+    if id(watched.owner) not in seen.called and (idle or not any(id(module) in seen.called for module in line[1:])):
         return "never_called", "Its module did not run on the recorded steps."
     return "disconnected", "Its module ran, but the loss does not depend on the parameter through the graph."

@@ -29,7 +29,6 @@ from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leav
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import in_backward, repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
-from keelscope.unwinding import Breaks
 
 if TYPE_CHECKING:
     from keelscope._kernel import Page
@@ -60,7 +59,6 @@ class ModuleHooks:
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
-        self._breaks = Breaks()
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
@@ -100,7 +98,7 @@ class ModuleHooks:
         self.close_page()
         self._step = step
         if self.is_paged and HAS_HOOK_DICTS:
-            self.page = step.page = kernel.page(self._modules, self._reference, self._breaks, self.duties.codes())
+            self.page = step.page = kernel.page(self._modules, self._reference, step.board.breaks, self.duties.codes())
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
@@ -232,10 +230,7 @@ class ModuleHooks:
             early, later = ([c for c in calls if c.is_later is flag] for flag in (False, True))
             calls = [*early, CallRecord(site, grad_enabled=True, tracked=True), *later]
         self.missed |= all(call.recomputed for call in calls)
-        call = repeated_call(calls)
-        if call is not None:
-            call.recomputed = True
-        return call
+        return repeated_call(calls)
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
@@ -290,7 +285,7 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook, self._breaks)
+                handle = hook_gradient(target, hook, board.breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None

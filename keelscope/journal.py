@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
-from keelscope.store.destination import check_exists, is_left
+from keelscope.store.destination import check_exists, expected, is_left
 from keelscope.store.memory import MemoryWriter
+from keelscope.store.names import clean
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.schema import Row, RunLayout
@@ -28,6 +29,8 @@ from keelscope.store.writer import RunWriter
 __all__ = ["STANDARD_SCALARS", "Journal", "as_number", "check_destination"]
 
 _log = logging.getLogger(__name__)
+
+_LONGEST = 128
 
 STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 
@@ -65,7 +68,9 @@ class Journal:
 
     @property
     def path(self) -> Path | None:
-        """The file really written, known from the first row on."""
+        """The file that is written; before the first row the one that will be, unless another process is faster."""
+        if self._writer is None and self._path is not None:
+            return expected(Path(self._path).expanduser().absolute(), self._exists)
         return self._writer.path if isinstance(self._writer, RunWriter) else None
 
     def has(self, step: int, name: str) -> bool:
@@ -179,7 +184,8 @@ class Journal:
             self._known, self._drawn, self._opened = known, drawn, None
         else:
             self._full = True
-            message = f"{sorted(scalars.keys() - set(self._known))} are not recorded: too many names came late."
+            why = "too many names came late, and those that come from now on are left out without a word."
+            message = f"{sorted(scalars.keys() - set(self._known))} are not recorded: {why}"
             warnings.warn(message, RecordingWarning, stacklevel=4)
 
     def _names(self, scalars: Mapping[str, float], known: Iterable[str]) -> list[str]:
@@ -260,10 +266,10 @@ def as_number(name: str, value: object) -> float:
         The number; NaN and Inf are kept.
 
     Raises:
-        UsageError: if it is not one real number, or the name is no identifier.
+        UsageError: if it is not one real number, or the name cannot be stored as it is.
     """
-    if not name.isidentifier():
-        raise UsageError(f"log({name}=...): the name must be a Python identifier.")
+    if not name or len(name) > _LONGEST or name != clean(name):
+        raise UsageError(f"log({name[:_LONGEST]!r}): a name has 1 to {_LONGEST} characters, and no control characters.")
     number: float | None
     try:
         number = float(value.item() if hasattr(value, "item") else value)  # type: ignore[arg-type]

@@ -34,14 +34,11 @@ class LossScale:
         self._current: Tensor | None = None
         self.in_step = False
         """Whether the optimizer takes the scale out itself, as fused ones do."""
-        self.skipped: float | None = None
-        """1 where a fused optimizer was called in the last step and changed nothing, else 0; None without a scaler."""
+        self.attempts = 0
+        """Passes since the last row whose gradients nobody used."""
+        self.logged: dict[str, float] = {}
+        """Of the last step, where a scaler is at work: whether it was skipped, and attempts skipped before it."""
         self._overflow: Tensor | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether a scaler was seen at work."""
-        return self._scaler is not None
 
     def note(self, optimizer: Optimizer, *, changed: Callable[[], bool]) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
@@ -66,11 +63,22 @@ class LossScale:
         if isinstance(overflow, Tensor):
             self._overflow = overflow.detach().clone()
 
-    def take(self) -> float:
-        """The scale of the closing step, and start the next one."""
+    def take(self, *, stepped: bool = True) -> float:
+        """The scale of the closing step, and start the next one.
+
+        Args:
+            stepped: whether an optimizer used the gradients; a scaler does not call it where they overflow.
+
+        Returns:
+            The scale.
+        """
         scale, self._current = self._current, None
         overflow, self._overflow = self._overflow, None
-        self.skipped = None if overflow is None else float(overflow > 0)
+        attempts, self.attempts = self.attempts, 0
+        self.logged = {}
+        if overflow is not None or self._scaler is not None or (attempts and any_scaler()):
+            skipped = not stepped if overflow is None else bool(overflow > 0)
+            self.logged = {"skipped": float(skipped), "skipped_attempts": float(attempts)}
         return 1.0 if scale is None else float(scale)
 
 

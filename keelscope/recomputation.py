@@ -30,12 +30,15 @@ def repeated_call(calls: Sequence[CallRecord]) -> CallRecord | None:
         calls: those of one module on one step, in order.
 
     Returns:
-        The last one that ran without gradients and was not repeated yet; None if the repetition is of a call whose
-        output is in the graph already.
+        The last one that ran without gradients and was not repeated yet, marked as repeated by now; None if the
+        repetition is of a call whose output is in the graph already.
     """
     left = [call for call in reversed(calls) if not call.recomputed]
     without = next((call for call in left if not call.tracked), None)
-    return without if without is None or without is left[0] or _is_reentrant() else None
+    if without is None or not (without is left[0] or _is_reentrant()):
+        return None
+    without.recomputed = True
+    return without
 
 
 def _is_reentrant() -> bool:

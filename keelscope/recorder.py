@@ -6,17 +6,19 @@ or optimizers' progress.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope.axes import lay_axes
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.compiled import Eager
@@ -26,8 +28,8 @@ from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.duties import usable_probes
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
-from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
-from keelscope.ownscalars import OwnScalars
+from keelscope.layout import draw_layout, trimmed
+from keelscope.lossscale import LossScale
 from keelscope.pages import Blocks, Sheet, dense_block, no_blocks
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, group_of, seeks
@@ -42,6 +44,7 @@ from keelscope.rows import (
     parameter_observations,
     probe_extents,
     probe_values,
+    total_norm,
 )
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
@@ -50,8 +53,6 @@ from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
 
 __all__ = ["Recorder"]
-
-_log = logging.getLogger(__name__)
 
 
 class Recorder:
@@ -104,8 +105,9 @@ class Recorder:
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
-        self._own = OwnScalars(optimizers)
+        self._scale = LossScale()
         self._recorded = 0
+        self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._sightings = Sightings()
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
@@ -151,7 +153,9 @@ class Recorder:
         self.modules.hold()
         if not closure:
             self.gates.snapshot()
-        self._own.before_step(optimizer, changed=partial(self.parameters.rewritten, optimizer))
+        if optimizer is self._leading:  # now: schedulers change it before the row ends
+            self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
+        self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
     def still_accumulating(self) -> bool:
@@ -161,14 +165,14 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
-        self._own.begins_anew()
+        self._scale.attempts += 1
         self.open()
 
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
-        factor = self._own.close(used=self.parameters.has_stepped)
+        stepped = self.parameters.has_stepped
         self.parameters.begin(self.current)
         self.modules.close_page()
         self.modules.is_paged = not self._keep_calls
@@ -177,13 +181,14 @@ class Recorder:
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
+        factor = 1.0 / self._scale.take(stepped=stepped)
         if not self.axes:
             if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-            self.axes = self._lay_axes(step, fetched)
+            self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
@@ -208,28 +213,14 @@ class Recorder:
         self._recorded += 1
         return row
 
-    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> dict[str, NDArray[np.intp]]:
-        """The site axis of every group that has sites; probes of the others are let go of."""
-        found = {axis: len(sites) for axis, sites in self._found_sites().items()}
-        attending = {call.site for call in step.calls if call.attention}
-        order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
-        groups = by_group(self.probes)
-        axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
-        several = self.ranks.size > 1
-        quiet = leave_out_quiet(groups, self.modules.duties, step, fetched, order.modules.size, seen_only=several)
-        axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in quiet.items()}
-        empty = {
-            g for g, probes in groups.items() if found.get(probes[0].tap.axis) == 0 or (g in quiet and not len(axes[g]))
-        }
-        for group in empty:
-            _log.info("%s are not recorded: none was found in the first recorded step", group)
-        self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
-        kept = {group_of(probe) for probe in self.probes}
-        return {group: axis for group, axis in axes.items() if group in kept}
+    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> None:
+        """Decide the site axis of every group that has sites, and let go of the probes of others."""
 
-    def _can_record(self, probe: Probe) -> bool:
-        """Whether anything of the probe can be recorded on this rank."""
-        return any(self.ranks.records(statistic, probe.tap) for statistic in probe.statistics)
+        def quiet(groups: Mapping[str, list[Probe]], length: int) -> Mapping[str, Container[int]]:
+            return leave_out_quiet(groups, self.modules.duties, step, fetched, length, seen_only=self.ranks.size > 1)
+
+        found = {axis: len(sites) for axis, sites in self._found_sites().items()}
+        self.axes, self.probes = lay_axes(self.plan, self.probes, step, found, self.ranks, quiet)
 
     def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
         """The axes that are no part of the module tree."""
@@ -247,9 +238,9 @@ class Recorder:
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
         sheet = Sheet(self.current, self.modules.duties.watched_by)
-        sightings = self._sightings.with_open(self.plan, self.current, sheet)
-        seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
-        return coverage_table(self.plan, seen)
+        noted = self._sightings.with_open(self.plan, self.current, sheet, self.parameters.hooked)
+        seen = noted.seen(self.plan, taps, lost, refused, unsummed)
+        return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
     def release(self) -> None:
         """Let go of the model."""
@@ -290,7 +281,13 @@ class Recorder:
         Returns:
             Name -> number.
         """
-        return self._own.of(row, self.probes, self.ranks)
+        found = {} if self._leading is None else {"lr": float(self._rate)}
+        found |= self._scale.logged
+        groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
+        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
+        if gradients and self.ranks.reduce in {"", "replica"}:
+            found["grad_norm_total"] = total_norm(row, gradients[0])
+        return found
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""
@@ -335,7 +332,7 @@ class Recorder:
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
-        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._own.scale.in_step)
+        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
         scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
         found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
         self.ranks.whole(probe, found, seen, self.gates.indices)

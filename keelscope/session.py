@@ -147,7 +147,7 @@ class Watch:
 
     @property
     def path(self) -> Path | None:
-        """The file being written, known from the first complete row on; None for a run in memory."""
+        """The file being written, or the one that will be when the first row is complete; None for a run in memory."""
         return self._journal.path
 
     @property

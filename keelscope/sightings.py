@@ -78,21 +78,23 @@ class Sightings:
         self._reached.add(i)
         self.parameters.add(id(plan.parameters[i].parameter))
 
-    def with_open(self, plan: SitePlan, step: StepRecord, sheet: Sheet) -> Sightings:
+    def with_open(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> Sightings:
         """What will have been noted once the open step is closed.
 
         Args:
             plan: the sites.
             step: what it has shown so far.
             sheet: what the kernel saw of its calls so far.
+            trainable: identity of the parameters that require a gradient on it.
 
         Returns:
-            A copy.
+            A copy; itself before any gradient has arrived.
         """
+        if not step.saw_backward:
+            return self
         called, arrived = set(self.called), set(self.with_gradient)
         later = Sightings(called, arrived, set(self.parameters), set(self.trainable), set(self._reached))
-        if step.saw_backward:
-            later.note(plan, step, sheet)
+        later.note(plan, step, sheet, trainable)
         return later
 
     def seen(

@@ -2,7 +2,8 @@
 
 A stack is a ``ModuleList`` (or ``Sequential``) of blocks, or several sibling ones of the same block class, as the
 stages of a ResNet. A ``ModuleDict`` with the keys 0, 1, 2, ... is one too; one that begins with a later key is a stage
-of a model that lies on several ranks. Only the outermost stack counts: an expert list inside a block is not depth.
+of a model that lies on several ranks. Only the outermost stack counts: an expert list inside a block is not depth. Two
+or three stages that hold lists of blocks each (Swin) are no depth either, but their blocks are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Members = dict[str, tuple[str, int]]
 _Entry = tuple[str, str, nn.Module]
 """Path of the container, path of the entry, the entry."""
 
+_LISTS = frozenset({"blocks", "block", "layers", "layer"})
+_FEW_STAGES = 3  # a slope over depth needs more
 _WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel", "OptimizedModule", "CheckpointWrapper"})
 
 
@@ -84,8 +87,16 @@ def find_stacks(modules: Iterable[tuple[str, nn.Module]]) -> tuple[tuple[Stack, 
 
 def _outermost(families: list[list[_Entry]]) -> list[list[_Entry]]:
     """Leave out what lies inside an entry of another stack: an expert list inside a block is not depth."""
-    entries = {name for family in families for _, name, _ in family}
-    return [family for family in families if not any(above in entries for above in _ancestors(family[0][0]))]
+    lists = {container for family in families for container, _, _ in family}
+    kept = [family for family in families if not _holds_stages(family, lists)]
+    entries = {name for family in kept for _, name, _ in family}
+    return [family for family in kept if not any(above in entries for above in _ancestors(family[0][0]))]
+
+
+def _holds_stages(family: list[_Entry], lists: Iterable[str]) -> bool:
+    """Whether these few entries are stages: each holds a list of blocks that goes by such a name."""
+    named = {path.rpartition(".")[0] for path in lists if path.rpartition(".")[2] in _LISTS}
+    return len(family) <= _FEW_STAGES and all(name in named for _, name, _ in family)
 
 
 def _ancestors(path: str) -> list[str]:

@@ -45,6 +45,8 @@ class Look:
         """Called with the sub-layers and their live graph, on steps where tensors are kept."""
         self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput]], None] = _ignore_gates
         """Called at the first look, with the sub-layers and the weights that depend on data."""
+        self.ran: set[int] = set()
+        """Identity of every module that ran while listened to."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
         self._placed: list[tuple[nn.Module, int, int]] = []
@@ -117,7 +119,8 @@ class Look:
             before = module.register_forward_pre_hook(BeforeModule(owner, path), with_kwargs=True)
             after = module.register_forward_hook(AfterModule(owner, path), with_kwargs=True)
         except (RuntimeError, AttributeError):
-            return  # a scripted module takes no hooks; what it does is unknown
+            self.ran.add(id(module))  # a scripted module takes no hooks; what it does is unknown
+            return
         self._placed.append((module, before.id, after.id))  # by number: two handles take twenty times the memory
 
     @contained
@@ -127,6 +130,7 @@ class Look:
 
     @contained
     def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        self.ran.add(id(module))
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
             self.stop()

@@ -169,3 +169,26 @@ def test_a_scripted_layer_that_no_gradient_reaches():
         model[1](model[0](torch.ones(1, 2)).detach()).sum().backward()
         watch.step()
     assert {e.path: e.status for e in watch.coverage if e.what == "parameter"}["1.weight"] == "observed"
+
+
+class Routed(nn.Module):
+    """Two experts, of which one is chosen, and a layer that is used without being called."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
+        self.held = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.experts[1](x) + (x @ self.held.weight).detach()
+
+
+def test_what_did_not_run_inside_a_module_that_ran_was_never_called():
+    model = nn.Sequential(Routed(), nn.Linear(2, 1))
+    with ks.watch(model, sites=["0"]) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+    said = {entry.path: entry.status for entry in watch.coverage if entry.what == "parameter"}
+    assert said["0.experts.0.0.weight"] == "never_called"
+    assert said["0.experts.1.0.weight"] == "observed"
+    assert said["0.held.weight"] == "disconnected"

@@ -31,13 +31,13 @@ def test_every_block_runs_and_prints_what_the_page_shows(tmp_path, monkeypatch):
         for language, title, code in blocks():
             if language == "python" and title:
                 Path(title).write_text(code)
-                names |= runpy.run_path(title, run_name="saturation")
+                names |= runpy.run_path(title, run_name="ends")
             elif language == "python":
                 exec(compile(code, str(PAGE), "exec"), names)
     assert numbers(output.getvalue()) == pytest.approx(numbers(shown), abs=0.021)
     assert words(output.getvalue()) == words(shown)
-    with ks.open_run("saturation.h5") as run:
-        assert run["saturation/saturated_fraction"].values.shape == (3, 2)
+    with ks.open_run("ends.h5") as run:
+        assert run["ends/saturated_fraction"].values.shape == (3, 2)
 
 
 def numbers(text: str) -> list[float]:
@@ -58,11 +58,11 @@ def test_entry_point_on_the_page(tmp_path, monkeypatch):
 
     toml = next(text for language, _, text in blocks() if language == "toml")
     name, value = re.search(r'(\w+) = "([^"]+)"', toml).groups()
-    code = next(text for _, title, text in blocks() if title == "saturation.py")
-    (tmp_path / "saturation.py").write_text(code)
-    info = tmp_path / "saturation-1.0.dist-info"
+    code = next(text for _, title, text in blocks() if title == "ends.py")
+    (tmp_path / "ends.py").write_text(code)
+    info = tmp_path / "ends-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: saturation\nVersion: 1.0\n")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ends\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[keelscope.probes]\n{name} = {value}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert available_probes()["saturation"].statistics[0].name == "saturated_fraction"
+    assert available_probes()["ends"].statistics[0].name == "saturated_fraction"

@@ -129,7 +129,7 @@ def test_has():
 
 def test_file(tmp_path):
     j = journal(tmp_path / "a.h5")
-    assert j.path is None
+    assert j.path == tmp_path / "a.h5"
     j.add(0, *row(3))
     j.flush(1)
     assert j.path == tmp_path / "a.h5"

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import keelscope as ks
 from keelscope import kernel
 from keelscope.passes import SlowPasses
+from keelscope.unwinding import Breaks
 
 compiled = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
 
@@ -143,7 +144,7 @@ def test_a_watched_model_can_be_copied_and_pickled_in_the_middle_of_a_recorded_s
 def test_what_a_page_does_not_take():
     module = nn.Linear(3, 3)
     owner = nn.Module()
-    page = kernel.page([weakref.ref(module)], weakref.ref(owner), bytes([1]))
+    page = kernel.page([weakref.ref(module)], weakref.ref(owner), Breaks(), bytes([1]))
     x = torch.ones(2, 3)
 
     def look(output, watched=module, site=0):
@@ -167,7 +168,7 @@ def test_what_a_page_does_not_take():
     with pytest.raises(TypeError, match="a site and what a forward hook gets"):
         page.look(0)
     with pytest.raises(ValueError, match="2 duties for 1 modules"):
-        kernel._native.Page([weakref.ref(module)], weakref.ref(owner), b"\1\1")
+        kernel._native.Page([weakref.ref(module)], weakref.ref(owner), Breaks(), b"\1\1")
 
 
 class Owner:
@@ -226,3 +227,28 @@ def test_wrong_indices_are_refused():
         with pytest.raises(TypeError, match=f"{name}\\(\\) takes a list of indices"):
             getattr(quick, name)(0)
     assert quick.stepping([7]) == ([], [])
+
+
+@compiled
+def test_nodes_that_the_kernel_looks_at_are_told_of():
+    """Otherwise a long chain of them would be freed by recursion, see `keelscope.unwinding`."""
+    modules = [nn.Linear(3, 3), nn.ReLU()]
+    told = []
+    breaks = Breaks()
+    breaks.passed = told.append
+    owner = nn.Module()
+    page = kernel.page([weakref.ref(module) for module in modules], weakref.ref(owner), breaks, bytes([8, 1]))
+    page.armed = 1
+    outputs = [modules[0](torch.ones(2, 3))]
+    outputs.append(modules[1](outputs[0]))
+    assert all(page.look(site, modules[site], (torch.ones(2, 3),), {}, output) for site, output in enumerate(outputs))
+    assert told == [outputs[0].grad_fn]  # nothing waits for the gradient of the other
+
+
+def test_gradients_that_the_kernel_hands_on_count_as_arrived():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with ks.watch(model, sites="all") as watch:
+        for step in range(2):
+            model[step](torch.ones(2, 3)).sum().backward()  # of a sum: not contiguous
+            watch.step()
+    assert {entry.path: entry.status for entry in watch.coverage if entry.path == "1"} == {"1": "observed"}

@@ -942,6 +942,57 @@ class TestFiles:
         assert watch.run["scalars/loss"].values.tolist() == [0, 1, 2, 3]
         np.testing.assert_array_equal(watch.run["scalars/late"].values, [math.nan, math.nan, 1, 1])
 
+    @pytest.mark.parametrize("kept", ["file", "memory"])
+    def test_names_of_any_kind(self, tmp_path, kept):
+        names = ["val/loss", "val_loss", "loss/val", "acc@1", "perte de validation", "step", "wall_time", "a.b", "%2F"]
+        model = mlp()
+        optimizer = sgd(model)
+        with ks.watch(model, tmp_path / "run.h5" if kept == "file" else None, optimizer=optimizer) as watch:
+            for step in range(3):
+                model(batch(step)).sum().backward()
+                optimizer.step()
+                watch.log(**{name: 10 * step + i for i, name in enumerate(names)})
+        run = ks.open_run(tmp_path / "run.h5") if kept == "file" else watch.run
+        for i, name in enumerate(names):
+            assert run[f"scalars/{name}"].values.tolist() == [i, 10 + i, 20 + i]
+        assert list(run["scalars/val/loss"].to_frame().columns) == ["val/loss"]
+        pytest.importorskip("h5netcdf")
+        written = tmp_path / "run.nc"
+        tree = run.to_xarray()
+        tree.to_netcdf(written, engine="h5netcdf")
+        labels = {variable.attrs.get("label", name): name for name, variable in tree["scalars"].data_vars.items()}
+        assert tree["scalars"][labels["step"]].values.tolist() == [5, 15, 25]
+
+    def test_too_many_late_names_are_said_once(self):
+        model = mlp()
+        optimizer = sgd(model)
+
+        def train() -> ks.Watch:
+            with ks.watch(model, optimizer=optimizer) as watch:
+                for step in range(30):
+                    model(batch(step)).sum().backward()
+                    optimizer.step()
+                    watch.log(loss=step, **{f"late{step}": step})
+            return watch
+
+        with pytest.warns(RecordingWarning) as said:
+            watch = train()
+        assert [str(w.message).partition(": ")[2] for w in said] == [
+            "too many names came late, and those that come from now on are left out without a word."
+        ]
+        assert watch.run["scalars/loss"].values.tolist() == list(range(30))
+        assert watch.run["scalars/late16"].values[16] == 16
+
+    def test_the_path_is_known_before_the_first_row(self, tmp_path):
+        for name in ("run.h5", "run-2.h5", "run-3.h5"):
+            model = mlp()
+            with ks.watch(model, tmp_path / "run.h5") as watch:
+                assert watch.path == tmp_path / name
+                model(batch()).sum().backward()
+            assert watch.path == tmp_path / name
+        assert ks.watch(mlp()).path is None
+        assert ks.watch(mlp(), tmp_path / "run.h5", exists="resume").path == tmp_path / "run.h5"
+
 
 class TestMessages:
     @pytest.mark.parametrize(
@@ -985,7 +1036,9 @@ class TestMessages:
             ("loss", torch.ones(2), r"log\(loss=\.\.\.\) takes one real number; got Tensor of shape \[2\]"),
             ("loss", 1j, r"takes one real number; got complex"),
             ("loss", None, r"takes one real number; got NoneType"),
-            ("val/loss", 1.0, r"the name must be a Python identifier"),
+            ("", 1.0, r"a name has 1 to 128 characters"),
+            ("a\nb", 1.0, r"'a\\nb'.*no control characters"),
+            ("n" * 129, 1.0, r"a name has 1 to 128 characters"),
         ],
     )
     def test_unusable_scalars(self, name, value, message):

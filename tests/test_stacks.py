@@ -118,3 +118,15 @@ def test_containers():
     assert is_container(nn.Sequential())
     assert not is_container(type("MyStack", (nn.Sequential,), {})())
     assert not is_container(nn.Linear(1, 1))
+
+
+def stages(depths, name="blocks"):
+    return nn.ModuleList(Tree(**{name: nn.ModuleList(blocks(depth))}) for depth in depths)
+
+
+def test_blocks_of_a_few_stages_are_the_stacks():
+    assert stacks(Tree(layers=stages([2, 2, 4]))) == [
+        (f"layers.{stage}.blocks", "Block", depth) for stage, depth in enumerate((2, 2, 4))
+    ]
+    assert stacks(Tree(layers=stages([2, 2, 4, 2]))) == [("layers", "Tree", 4)]
+    assert stacks(Tree(layers=stages([8, 8], "experts"))) == [("layers", "Tree", 2)]

@@ -147,7 +147,8 @@ def cumulative(decades: ArrayLike) -> Decades:
 def _carried(gains: Decades, profile: DepthProfile, top: float, floor: float) -> tuple[Decades, NDArray[np.bool_]]:
     """Measured levels against the top, continued by the gains where there are none."""
     reference = np.log10(top) if np.isfinite(top) and top >= floor else np.nan
-    measured = np.where(profile.is_zero, -np.inf, profile.levels - reference)
+    cut = cumulative(gains[::-1])[::-1]  # a 0 without one says that the loss reads other tokens than the stream's
+    measured = np.where(profile.is_zero, np.where(np.isfinite(cut), np.nan, -np.inf), profile.levels - reference)
     if np.isnan(reference):
         measured = np.full(gains.shape, np.nan)
     is_measured = ~np.isnan(measured)

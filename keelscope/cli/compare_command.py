@@ -46,18 +46,36 @@ def compare_targets(
     batch: Annotated[str, typer.Option(help="Batch of the models: pkg.mod:fn.")] = "",
     loss: Annotated[str, typer.Option(help="Loss of the models: auto, sum, lm, cross_entropy or pkg.mod:fn.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the weights and inputs of models.")] = 0,
+    fail_on: Annotated[str, typer.Option(help="Exit 1 if one has these headlines, rules or severities.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare the gradient flow of 2 to 8 runs or models, layer by layer at equal relative depth."""
+    from keelscope.diagnosis.fail_on import fail_words, matched
+
     named = [like, *(target for target in targets if target != like)] if like else targets
     if not 2 <= len(named) <= MOST:
         raise UsageError(f"compare takes 2 to {MOST} runs or models, not {len(named)}; use keelscope report for one.")
     if like and not any(target.startswith(SCHEME) for target in targets):
         raise UsageError("--like gives its size to reference models, and none is named; add one, such as scheme:keel.")
+    words = fail_words(fail_on, option="--fail-on") if fail_on else ()
     how: dict[str, Any] = {"seed": seed, "input": input, "batch": batch, "loss": loss}
     with ExitStack() as stack:
         reports = _like(like, targets, stack, how) if like else [_report(target, stack, how) for target in targets]
-        _show(reports, [_title(target) for target in named], json=json)
+        titles = _titles(named)
+        _show(reports, titles, json=json)
+    failed = [
+        f"{title} ({', '.join(hit)})" for t, title in zip(reports, titles, strict=True) if (hit := matched(t, words))
+    ]
+    if failed:
+        note(f"--fail-on: {', '.join(failed)}.")
+        raise typer.Exit(1)
+
+
+def _titles(targets: Sequence[str]) -> list[str]:
+    """Short names; a run and a scheme of one name are told apart."""
+    short = [_title(target) for target in targets]
+    whole = [target if is_model(target) else Path(target).name for target in targets]
+    return [w if short.count(s) > 1 else s for s, w in zip(short, whole, strict=True)]
 
 
 def _report(target: str, stack: ExitStack, how: Mapping[str, Any], *, first: bool = False) -> Report:

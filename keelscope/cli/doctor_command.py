@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keelscope.cli.output import print_json
+from keelscope.errors import UsageError
 from keelscope.formatting import count
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ def doctor(
     ] = "exact",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a run consists of and whether every number in it can be read. Exit code 1 if something is damaged."""
-    from keelscope.store.examination import examined, repaired
+    """Say what a run consists of and whether every number can be read. Exit code 1: damaged, or not repaired."""
+    from keelscope.store.examination import FAILED, examined, repaired
     from keelscope.store.rounding import check_precision
 
     check_precision(precision)
+    runs = [_named(run) for run in runs]
     before = [examined(run) for run in runs]
     done = [repaired(run, precision) if repair else [] for run in runs]
     found = [examined(run) for run in runs] if repair else before
@@ -50,8 +52,17 @@ def doctor(
         print_json([_plain(one, said) for one, said in zip(found, done, strict=True)])
     else:
         print("\n\n".join("\n".join(_lines(one, said)) for one, said in zip(found, done, strict=True)))
-    if not all(one.is_sound for one in found):
+    failed = any(sentence.startswith(FAILED) for said in done for sentence in said)
+    if failed or not all(one.is_sound for one in found):
         raise typer.Exit(1)
+
+
+def _named(run: Path) -> Path:
+    """The file that a link leads to; the files beside it lie there, too."""
+    run = run.resolve() if run.is_symlink() else run
+    if run.is_dir():
+        raise UsageError(f"{run} is a folder; give the path of a run file, such as {run / 'keel.h5'}.")
+    return run
 
 
 def _plain(found: Examination, done: list[str]) -> dict[str, object]:

@@ -76,7 +76,7 @@ def depth_axis(run: Run) -> DepthAxis:
 
     A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain, or where
     several short stacks (the two sides of a U-Net) hold 4 entries together: embedding and head beside a short stack are
-    no depth.
+    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain.
 
     Args:
         run: any run.
@@ -90,7 +90,17 @@ def depth_axis(run: Run) -> DepthAxis:
     stacked = sum(site.role == "layer" for site in rows)
     if len(entries) >= MIN_LAYERS or (entries and stacked < MIN_LAYERS and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
-    return DepthAxis(rows, None)
+    return DepthAxis(_last_chain(rows), None)
+
+
+def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The rows from the last input on: an embedding behind a stack begins a chain of its own, as that of a decoder."""
+    for start in range(len(rows) - MIN_LAYERS, 0, -1):
+        behind = any(site.role == "layer" for site in rows[:start])
+        begins = "Embedding" in rows[start].kind and "Embedding" not in rows[start - 1].kind
+        if behind and begins and any(site.role == "layer" for site in rows[start:]):
+            return rows[start:]
+    return rows
 
 
 def _entries(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:

@@ -22,6 +22,7 @@ TOKEN_GATE = "gate (token)"
 """Kind of a gate that is computed from its input."""
 TRAINED = 1000
 """Optimizer steps after which a learnable weight is expected to have left its initial value."""
+_MOST = 0.5
 _STATISTICS = ("value", "minimum", "maximum", "saturated_fraction", "gradient")
 
 
@@ -48,9 +49,10 @@ class Gate:
         return self.kind == TOKEN_GATE or self.kind.startswith("learnable")
 
     def is_starting(self, step: int, closed: float) -> bool:
-        """Whether it is a learnable weight that may still be below `closed` as it started: LayerScale, ReZero."""
+        """Whether it is a learnable weight, no flat sigmoid, that may be below `closed` as it started: LayerScale."""
         starts_low = self.is_learned and self.kind != TOKEN_GATE and not self.is_convex
-        return starts_low and step < TRAINED and self.branch_weight < closed
+        is_flat = self.values["saturated_fraction"] > _MOST
+        return starts_low and step < TRAINED and self.branch_weight < closed and not is_flat
 
     @property
     def is_convex(self) -> bool:

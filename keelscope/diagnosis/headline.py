@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from keelscope.analysis.profile import DepthProfile
     from keelscope.diagnosis.evidence import Evidence, NamedProfile
 
-__all__ = ["WORDS", "Headline", "Word", "decide", "word_for", "word_of"]
+__all__ = ["WORDS", "Headline", "Word", "decide", "is_level", "word_for", "word_of"]
 
 Word = Literal["flat", "drifting", "vanishing", "exploding", "dead", "non-finite", "not enough data"]
 
@@ -93,6 +93,19 @@ def word_for(shape: DepthProfile, thresholds: Mapping[str, float] = DEFAULTS) ->
     word = word_of(shape.total, thresholds)
     unseen = shape.is_partial and not shape.floored and word in thresholds and not shape.span > thresholds[word]
     return "drifting" if unseen else word
+
+
+def is_level(evidence: Evidence) -> bool:
+    """Whether every profile that counts is flat, and there is one.
+
+    Args:
+        evidence: a run at one step.
+
+    Returns:
+        False where there are too few layers to tell.
+    """
+    judged = evidence.judged
+    return bool(judged) and all(word_for(profile.shape, evidence.thresholds) == "flat" for profile in judged)
 
 
 def _nonfinite(evidence: Evidence) -> Headline | None:

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
     from keelscope.store.schema import Site
 
-__all__ = ["Paths", "StreamPaths", "paths_of"]
+__all__ = ["PLAIN_DEPTH", "Paths", "StreamPaths", "paths_of"]
+
+PLAIN_DEPTH = 20
+"""Sub-layers up to which a network trains without working shortcuts, if its gradient is level."""
 
 _UNKNOWN = SublayerInfo("unknown")
 

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from keelscope.export.selection import Selection
+from keelscope.store.labelled import variable_names
 from keelscope.store.names import OBSERVED
 from keelscope.store.optional import needed
 from keelscope.store.reader import Run
+from keelscope.store.schema import SCALARS
 
 __all__ = ["write_netcdf"]
 
@@ -35,6 +37,9 @@ def write_netcdf(run: Run, selection: Selection, path: Path) -> int:
     names: dict[str, list[str]] = {}
     for key in keys:
         names.setdefault(key.partition("/")[0], []).append(key.partition("/")[2])
+    if SCALARS in names:
+        known = variable_names(run)
+        names[SCALARS] = [known[name] for name in names[SCALARS]]
     whole, nodes, count = run.to_xarray(), {}, 0
     for group, variables in names.items():
         data = whole[group].to_dataset()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,22 @@ def check_schema(file: h5py.File, path: Path) -> None:
         raise RefusedError("it is HDF5, but keelscope did not write it")
     if int(found.partition(".")[0]) > int(SCHEMA_VERSION.partition(".")[0]):
         writer = clean(text_attribute(file, "creation_library_version", "unknown"))
+        says = f"{path} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}"
+        if writer in (_own_version(), "unknown"):
+            raise UnsupportedSchemaError(
+                f"{says}, and keelscope {writer}, which it names as its writer, makes no such files: its header was "
+                "changed, so copy it again from where it came."
+            )
         raise UnsupportedSchemaError(
-            f"{path} has format {clean(found)}, this keelscope reads up to {SCHEMA_VERSION}; "
-            f"install keelscope {writer} or newer (pip install 'keelscope>={writer}')."
+            f"{says}; install keelscope {writer} or newer (pip install 'keelscope>={writer}')."
         )
+
+
+def _own_version() -> str:
+    try:
+        return version("keelscope")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def read_layout(file: h5py.File, peek: Peek) -> RunLayout:

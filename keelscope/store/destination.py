@@ -25,7 +25,7 @@ from keelscope.store.lock import Note, Writer, WriterLock, find_writer, note_of,
 from keelscope.store.parts import find_parts
 from keelscope.store.schema import PartInfo
 
-__all__ = ["EXISTS", "Claim", "Exists", "check_exists", "claims", "is_being_written", "is_left"]
+__all__ = ["EXISTS", "Claim", "Exists", "check_exists", "claims", "expected", "is_being_written", "is_left"]
 
 Exists: TypeAlias = Literal["new", "error", "resume"]
 EXISTS = ("new", "error", "resume")
@@ -121,6 +121,20 @@ def is_left(path: Path, rank: int = 0, patience: float = 60.0) -> bool:
             return False
         time.sleep(_PAUSE)
     return True
+
+
+def expected(wanted: Path, exists: str) -> Path:
+    """The name that a run of one process would get if it began now; another process may be faster.
+
+    Args:
+        wanted: the name the user asked for, as an absolute path.
+        exists: what to do if the run exists.
+
+    Returns:
+        The name.
+    """
+    names = _candidates(wanted) if exists == "new" else iter([wanted])
+    return next((path for path in names if not _files(path) and not is_being_written(path)), wanted)
 
 
 def _candidates(wanted: Path) -> Iterator[Path]:

@@ -104,6 +104,10 @@ def examined(path: Path) -> Examination:
     return Examination(path, state, findings, history, *span, strays)
 
 
+FAILED = ("The run was not sealed", "Nothing was tidied up")
+"""How sentences of `repaired` begin that tell of something that went wrong."""
+
+
 def repaired(path: Path, precision: str = "exact") -> list[str]:
     """Seal a run that nobody writes, and remove what was left behind.
 

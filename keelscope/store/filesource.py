@@ -260,7 +260,10 @@ def _open(path: Path, layout: RunLayout | None = None, attempts: int = _ATTEMPTS
             return _open(path, layout, attempts - 1)
         if isinstance(error, RunFileError):
             raise
-        raise NotARunFileError(f"{path} is damaged: {error}.") from error
+        raise NotARunFileError(
+            f"{path} is damaged or cut off ({path.stat().st_size:,} bytes are there): {error}; copy it again from "
+            "where it came, or see what keelscope doctor can read of the run."
+        ) from error
     except MemoryError as error:
         raise NotARunFileError(f"{path} needs more memory than there is.") from error
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.store.layout import extra_axes
-from keelscope.store.names import OBSERVED, SITE, STEP
+from keelscope.store.names import OBSERVED, SITE, STEP, WALL_TIME, dataset_names
 from keelscope.store.optional import needed
 from keelscope.store.schema import SCALARS, GroupSpec, Site
 from keelscope.store.shown import ShownRun
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import xarray
 
 
-__all__ = ["to_tree"]
+__all__ = ["to_tree", "variable_names"]
 
 
 def to_tree(run: ShownRun) -> xarray.DataTree:
@@ -46,9 +46,24 @@ def to_tree(run: ShownRun) -> xarray.DataTree:
 def _scalars(run: ShownRun) -> xarray.Dataset:
     import xarray
 
-    series = [run[f"{SCALARS}/{name}"] for name in run.scalars]
-    variables = {s.name.partition("/")[2]: (STEP, s.values, {"units": s.unit}) for s in series}
-    return xarray.Dataset(variables, coords={STEP: series[0].steps})
+    names, steps = variable_names(run), run[f"{SCALARS}/{WALL_TIME}"].steps
+    variables = {}
+    for label, name in names.items():
+        one = run[f"{SCALARS}/{label}"]
+        variables[name] = (STEP, one.values, {"units": one.unit} | ({} if name == label else {"label": label}))
+    return xarray.Dataset(variables, coords={STEP: steps})
+
+
+def variable_names(run: ShownRun) -> dict[str, str]:
+    """The variable of each scalar.
+
+    Args:
+        run: the run.
+
+    Returns:
+        Scalar -> variable, which has the same name where a variable can have it.
+    """
+    return dataset_names(name for name in run.scalars if name != WALL_TIME) | {WALL_TIME: WALL_TIME}
 
 
 def _group(run: ShownRun, spec: GroupSpec) -> xarray.Dataset:

@@ -104,7 +104,7 @@ class Series:
         if self.values.ndim > 2:
             raise UnknownNameError(f"{self.name} has axes {self.dims}; select one entry of them before to_frame().")
         pandas = needed("pandas", "frame")
-        columns = list(self.paths) if self.sites else [self.name.rpartition("/")[2]]
+        columns = list(self.paths) if self.sites else [self.name.partition("/")[2]]
         rows = pandas.Index(self.steps, name="step")
         frame: pd.DataFrame = pandas.DataFrame(self.values.reshape(len(rows), -1), index=rows, columns=columns)
         return frame

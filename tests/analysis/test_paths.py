@@ -86,3 +86,11 @@ def test_sums_from_both_ends_meet(decades):
     up, down = cumulative(decades), cumulative(decades[::-1])[::-1]
     np.testing.assert_array_equal(np.isnan(up), np.isnan(decades))
     np.testing.assert_allclose(up + down - decades, np.where(np.isnan(decades), np.nan, np.nansum(decades)), atol=1e-9)
+
+
+def test_a_zero_below_open_shortcuts_is_of_other_tokens():
+    """Class attention reads one token: the stream of the patches gets nothing by shortcuts, none of which is cut."""
+    path = shortcut_path([0.5, 1.0, 1.0], shortcut_only=[0.0, 0.0, 2.0], top=2.0)
+    assert path.carried.tolist() == [np.log10(0.5), 0.0, 0.0]
+    assert path.is_measured.tolist() == [False, False, True]
+    assert shortcut_path([1.0, 0.0, 1.0], shortcut_only=[0.0, 0.0, 2.0], top=2.0).lost == np.inf

@@ -99,7 +99,7 @@ def test_a_disk_that_fills_under_tensorboard_prints_no_traceback(keelscope, keel
     pytest.importorskip("tensorboard")
     program = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600)); from keelscope.cli import main; main()"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600)); from keelscope.cli import main; sys.exit(main())"
     )
     words = ("export", "keel.h5", "--to", "tensorboard", "--out", "there")
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)

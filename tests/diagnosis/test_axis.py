@@ -123,3 +123,15 @@ def test_an_empty_run_has_an_empty_axis():
 )
 def test_a_parameter_belongs_to_the_innermost_row(path, row):
     assert row_owner(path, {"": 0, "h.1": 1}) == row
+
+
+def test_a_decoder_with_a_short_stack_is_a_chain_of_its_own():
+    encoder = [Site("e.embed", "WordEmbedding", numel=9), *entries("e.layers", 3, kind="EncoderLayer")]
+    decoder = [Site("d.embed", "WordEmbedding", numel=9), Site("d.pos", "Embedding", numel=9)]
+    decoder += entries("d.layers", 3, kind="DecoderLayer")
+    stacks = [Stack("e.layers", "EncoderLayer", 3, main=True), Stack("d.layers", "DecoderLayer", 3)]
+    head = Site("head", "Linear", numel=9)
+    axis = depth_axis(run_of([*encoder, *decoder, head], stacks=stacks))
+    assert paths(axis.sites) == ["d.embed", "d.pos", "d.layers.0", "d.layers.1", "d.layers.2", "head"]
+    late = Site("codes", "Embedding", numel=9)
+    assert len(depth_axis(run_of([*encoder, *decoder[2:], late, head], stacks=stacks))) == 9

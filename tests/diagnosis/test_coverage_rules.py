@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import nn
 
+import keelscope as ks
 from keelscope.diagnosis import Severity, diagnose
 from keelscope.diagnosis.rules.coverage import owners_of
 from keelscope.store.schema import CoverageEntry
@@ -158,3 +161,34 @@ def test_findings_are_sorted_by_severity(make_run):
     order = [finding.severity for finding in diagnose(make_run(values, coverage=coverage)).findings]
     assert order == sorted(order, reverse=True)
     assert order == [Severity.ERROR, Severity.WARNING, Severity.INFO]
+
+
+class Routed(nn.Module):
+    """A layer that asks one of two experts."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+
+    def forward(self, x):
+        return x + self.experts[1](x)
+
+
+def test_experts_that_nobody_chose_are_worth_knowing_only():
+    layers = nn.ModuleList(Routed() for _ in range(5))
+    with ks.watch(layers) as watch:
+        x = torch.ones(2, 3)
+        for layer in layers[:4]:
+            x = layer(x)
+        x.sum().backward()
+        watch.step()
+    (finding,) = found(watch.run, "never_called")
+    assert (finding.severity, finding.sites[-1]) == (Severity.WARNING, "4")  # a whole layer of the stack
+    with ks.watch(layers[:4]) as watch:
+        x = torch.ones(2, 3)
+        for layer in layers[:4]:
+            x = layer(x)
+        x.sum().backward()
+        watch.step()
+    (finding,) = found(watch.run, "never_called")
+    assert (finding.severity, finding.sites[0], len(finding.sites)) == (Severity.INFO, "0.experts.0", 4)

@@ -192,3 +192,9 @@ def test_zero_initialisation_is_known_without_any_gate_recorded(stack, parameter
 )
 def test_a_zero_that_no_weight_explains_is_a_zero_gradient(stack, parameters):
     assert set(found(plain(stack, parameters))) == {"zero_gradient"}
+
+
+@pytest.mark.parametrize(("slope", "closed"), [(1.0, False), (1e-4, True)])
+def test_a_small_weight_behind_a_flat_sigmoid_is_closed_at_once(stack, slope, closed):
+    run = highway(stack, 1e-4, kind="learnable vector", slope=slope, form="x + b F(x)")
+    assert ("gate_closed" in found(run)) is closed

@@ -46,6 +46,12 @@ def test_post_norms_attenuate_the_shortcut_and_are_no_headline(stack, depth):
     assert f"over {depth - 2} sub-layers: post-norms divide by sqrt(1 + v), v = " in finding.statement
 
 
+def test_few_layers_need_no_shortcut(stack):
+    values = stack.measure(16, post=True, width=32, scale=3.0)
+    (finding,) = findings(stack.recorded(values, norm=True), "shortcut_attenuated")
+    assert finding.severity is Severity.INFO
+
+
 @pytest.mark.parametrize(("weight", "found"), [(0.93, True), (0.95, False)])
 def test_the_limit_is_two_decades(stack, weight, found):
     values = stack.measure(66, alpha=weight, beta=0.05)

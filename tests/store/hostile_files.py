@@ -337,7 +337,7 @@ with_attribute(
 with_attribute("number_that_is_text", "n_parameters of / is not an integer", "n_parameters", "many")
 with_attribute("schema_that_is_no_number", "keelscope did not write it", "keelscope_schema", "one")
 with_attribute("schema_without_end", "keelscope did not write it|has format", "keelscope_schema", "9" * 5000)
-with_attribute("schema_of_a_newer_major", "install keelscope", "keelscope_schema", "2.0")
+with_attribute("schema_of_a_newer_major", "its header was changed, so copy it again", "keelscope_schema", "2.0")
 with_attribute("schema_of_a_newer_minor", None, "keelscope_schema", "1.99")
 with_attribute(
     "title_that_controls_a_terminal", None, "title", "\x1b]0;evil\x07\x1b[2J\x9b31m<script>alert(1)</script>"

@@ -101,7 +101,8 @@ def frozen(evidence: Evidence) -> Iterator[Finding]:
 def never_called(evidence: Evidence) -> Iterator[Finding]:
     """Modules with parameters that the forward pass never ran.
 
-    Formula: coverage status "never_called" of parameters that have no value on the recent steps.
+    Formula: coverage status "never_called" of parameters that have no value on the recent steps. Only worth knowing
+    where all are entries of lists inside a block of which other entries ran: experts that no token chose.
 
     Source: None gradients of unused modules read as dead layers in most tools; under DDP they are an error.
 
@@ -117,8 +118,22 @@ def never_called(evidence: Evidence) -> Iterator[Finding]:
     if paths:
         owners = owners_of(paths, _parameter_paths(evidence))
         statement = f"The forward pass never ran {name_sites(owners)} ({count(len(paths), 'parameter')})."
+        chosen = all(_is_passed_over(owner, evidence) for owner in owners)
         remedy = "Remove it, or call it: it costs memory and does not train."
-        yield _listed(evidence, "never_called", statement, owners, number=len(paths), remedy=remedy)
+        if chosen:
+            statement += " Others of the same lists ran: a choice, as of experts."
+            remedy = "None needed, unless the same ones are never chosen."
+        severity = Severity.INFO if chosen else Severity.WARNING
+        yield _listed(evidence, "never_called", statement, owners, number=len(paths), remedy=remedy, severity=severity)
+
+
+def _is_passed_over(owner: str, evidence: Evidence) -> bool:
+    """Whether a module is an entry of a list, other than a stack, of which another entry has a gradient."""
+    container, _, index = owner.rpartition(".")
+    if any(container in stack.path.split(",") for stack in evidence.run.info.stacks):
+        return False
+    others = (path.removeprefix(f"{container}.") for path in _valued(evidence) if path.startswith(f"{container}."))
+    return bool(container) and index.isdecimal() and any(other.partition(".")[0].isdecimal() for other in others)
 
 
 def unregistered_parameters(evidence: Evidence) -> Iterator[Finding]:
@@ -265,9 +280,15 @@ def _named(paths: Sequence[str], noun: str) -> str:
 
 
 def _listed(
-    evidence: Evidence, rule: str, statement: str, sites: Sequence[str], *, number: int, remedy: str = ""
+    evidence: Evidence,
+    rule: str,
+    statement: str,
+    sites: Sequence[str],
+    *,
+    number: int,
+    remedy: str = "",
+    severity: Severity = Severity.INFO,
 ) -> Finding:
-    severity = Severity.WARNING if rule == "never_called" else Severity.INFO
     return Finding(rule, severity, statement, tuple(sites), _recent(evidence), float(number), 0.0, remedy)
 
 

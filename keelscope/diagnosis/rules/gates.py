@@ -107,8 +107,8 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
 
     Formula: weight left to the branch < 0.02: its mean for gates computed from the input, its largest entry for
     parameters. Parameters on the branch alone count from step 1000 on, since LayerScale and ReZero start near 0; convex
-    gates (T and 1 - T) count at once. Not meant: constants, and
-    under a norm a share of 0.3/L or more, which is what Keel leaves to each of L branches (it measures 1/L).
+    gates (T and 1 - T) and those at the flat end of a sigmoid count at once. Not meant: constants, and under a norm a
+    share of 0.3/L or more, which is what Keel leaves to each of L branches (it measures 1/L).
 
     Source: Highway gates with bias -3 start at 0.047, with -6 at 0.0025, where the branch gets 1/400 of the gradient;
     majumderb/rezero#16.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,9 +50,15 @@ def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
         f"The output of {producer} is the first with NaN or Inf in execution order, at step {history.steps[row]}; "
         f"{count(len(inner), 'module')} hold them on that step.",
         sites=(history.paths[inner[0]],),
-        remedy="Look at its operation (log or division near 0, overflow of half precision) and at unwatched modules "
-        f"before it ({_unwatched(evidence)}sites='all' watches every one).",
+        remedy="Look at its operation (log or division near 0, overflow of half precision)"
+        f"{_computed_between(history.paths, inner[0])}, and at unwatched modules before it ({_unwatched(evidence)}"
+        "sites='all' watches every one).",
     )
+
+
+def _computed_between(paths: Sequence[str], place: int) -> str:
+    """The module before the first flagged one, after which the model may compute without a module."""
+    return f", at what is computed between {paths[place - 1]} and it" if place and paths[place - 1] else ""
 
 
 def _unwatched(evidence: Evidence) -> str:

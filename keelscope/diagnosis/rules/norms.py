@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
-from keelscope.diagnosis.paths import paths_of
+from keelscope.diagnosis.headline import is_level
+from keelscope.diagnosis.paths import PLAIN_DEPTH, paths_of
 from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _swamped(evidence: Evidence) -> Iterator[Finding]:
         worst = float(taken[hit].max())
         yield Finding(
             "norm_kills_gradient",
-            Severity.WARNING,
+            Severity.INFO if len(stream) <= PLAIN_DEPTH and is_level(evidence) else Severity.WARNING,
             f"In {count(len(sites), 'sub-layer')} ({name_sites(sites)}) the branch swamps the stream: the norm on the "
             f"sum takes up to {number(worst)} decades from the shortcut.",
             sites=sites,

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from keelscope.diagnosis.explanation import shortcut_reason
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
 from keelscope.diagnosis.gates import gates_of
-from keelscope.diagnosis.paths import Paths, StreamPaths, paths_of
+from keelscope.diagnosis.headline import is_level
+from keelscope.diagnosis.paths import PLAIN_DEPTH, Paths, StreamPaths, paths_of
 from keelscope.formatting import count, decades, number
 
 if TYPE_CHECKING:
@@ -24,19 +25,21 @@ _LEAST = 4
 _CLOSED = 1e-5
 _MANY = 0.25  # of the sub-layers
 _ALIGNED = 0.9
+_LEVEL = 1.0  # decades
 
 
 def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     """By shortcuts alone the gradient would vanish; only the branches hold it up.
 
     Formula: decades that the gradient at the top of a residual stream loses when it is carried down by shortcuts alone
-    (branches detached), the first two sub-layers left out, > 2. Never a headline: the whole gradient may be flat. Not
-    meant is a stream that no gradient passes at all.
+    (branches detached), the first two sub-layers left out, > 2. Never a headline: the whole gradient may be flat. Up to
+    20 sub-layers that is worth knowing only, if every profile is flat and the whole gradient loses less than a decade
+    there: networks of that depth train without shortcuts. Not meant is a stream that no gradient passes at all.
 
     Source: shortcut attenuation of Post-LN, Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895; the law
     1/2 log10(1 + v/alpha^2) per sub-layer. Measured on the reference schemes at 64 sub-layers and unit-gain init:
     Post-LN 6.5 decades (ResiDual's first stream as much), HybridNorm 5.6, Highway 3.5 | Mix-LN 1.4, SiameseNorm 0.2,
-    Keel 0.1, the other 21 below 0.1.
+    Keel 0.1, the other 21 below 0.1. Plain networks train at 18 layers and no longer at 34 (arXiv:1512.03385).
 
     Remedy: weigh the shortcut (Keel: a = L; DeepNorm), keep a path without norms (Pre-LN), or make the branches
     smaller.
@@ -57,12 +60,13 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     lost, stream = max(losses, key=lambda pair: pair[0])
     total = stream.attribution.stream
     whole = "" if np.isnan(total) else f" The whole gradient changes by {decades(total)} decades there."
+    needless = len(stream) <= PLAIN_DEPTH and is_level(evidence) and not total < -_LEVEL
     size = count(max(1, len(stream) - _skipped(stream)), "sub-layer")
     amount = "everything" if np.isinf(lost) else f"{number(lost)} decades"
     low = stream.shortcut.carried < -limit
     yield Finding(
         "shortcut_attenuated",
-        Severity.WARNING,
+        Severity.INFO if needless else Severity.WARNING,
         f"By shortcuts alone the gradient loses {amount} over {size}: {shortcut_reason(stream, lost)}.{whole}",
         sites=_paths_where(stream, low),
         steps=_at(evidence),

@@ -85,7 +85,7 @@ def gates_stuck_open(seed):
     return once(Stack(weight=lambda _: Gate(16.0, "sigmoid")), S.vectors(seed), S.cross_entropy)
 
 
-@label("healthy", family="dead branch", healthy=False, findings={"zero_gradient": S.under("blocks.4")})
+@label("healthy", family="dead branch", healthy=False, findings={"dead_units": S.under("blocks.4")})
 def one_branch_of_dead_units(seed):
     """The ReLUs of block 4 have a bias of -100: its norm and first layer get exactly 0, all else learns. Measured:
     output gradients 0.0028 at blocks.0 and 0.0024 at blocks.7 (of 8), parameters' 0.51 and 0.37; 5 of 52 parameters
