@@ -65,7 +65,7 @@ clean: ## Remove the environment and everything built
 $(BIN)/python:
 	@scripts/make-venv $(PYTHON) $(VENV)
 
-$(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt hatch_build.py native/kernel.c
+$(RUNTIME): $(BIN)/python pyproject.toml requirements/constraints.txt hatch_build.py $(wildcard native/*)
 	@echo "Installing keelscope into $(VENV), once (a minute or two) ..."
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || scripts/make-venv $(PYTHON) $(VENV) # an interrupted first try
 	$(PIP) hatchling editables

@@ -1,4 +1,4 @@
-"""Build hook: compile ``native/kernel.c`` where a C compiler is found; without one the package is pure Python.
+"""Build hook: compile ``native/*.c`` where a C compiler is found; without one the package is pure Python.
 
 ``CC`` names the compiler (``CC=false`` does without), ``CFLAGS`` adds options. An editable install compiles into the
 source tree, as does ``python hatch_build.py``; a wheel is built without touching the tree.
@@ -33,7 +33,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[type-arg]
         root = Path(self.root)
         self._folder = tempfile.mkdtemp(prefix="keelscope-build-")
         target = root / TARGET if version == "editable" else Path(self._folder) / "kernel.so"
-        if not compile_kernel(root / "native/kernel.c", target):
+        if not compile_kernel(root / "native", target):
             return
         if version != "editable":
             build_data["force_include"][str(target)] = TARGET
@@ -49,7 +49,7 @@ def compile_kernel(source: Path, target: Path) -> bool:
     """Compile the kernel.
 
     Args:
-        source: the C file.
+        source: the folder of the C files.
         target: where to put the module; an older one is replaced, or removed if there is no compiler.
 
     Returns:
@@ -60,7 +60,7 @@ def compile_kernel(source: Path, target: Path) -> bool:
     said = "no C compiler was found"
     if compiler:
         options = [*OPTIONS, *shlex.split(os.environ.get("CFLAGS", "")), f"-I{sysconfig.get_path('include')}"]
-        command = [*compiler, *options, str(source), "-o", str(fresh), "-lm"]
+        command = [*compiler, *options, *map(str, sorted(source.glob("*.c"))), "-o", str(fresh), "-lm"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         said = f"{shlex.join(compiler)} failed: {done.stderr[-500:].strip()}"
         if done.returncode == 0 and fresh.exists():
@@ -83,4 +83,4 @@ def _compiler() -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(not compile_kernel(ROOT / "native/kernel.c", ROOT / TARGET))
+    sys.exit(not compile_kernel(ROOT / "native", ROOT / TARGET))

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from keelscope.board import Board, Slot
-from keelscope.probe import Probe
+from keelscope.probe import Probe, Tap
 from keelscope.statistics import Terms
 
-__all__ = ["Call", "CallRecord", "ParameterCalls", "ParameterRecord", "StepRecord", "TermSlots", "terms_of"]
+if TYPE_CHECKING:
+    from keelscope._kernel import Page
+
+__all__ = ["Call", "CallRecord", "Dense", "ParameterCalls", "ParameterRecord", "StepRecord", "TermSlots", "terms_of"]
 
 TermSlots = dict[tuple[str, Terms], Slot]
 """Slots of one observation by probe name and terms."""
@@ -29,6 +35,8 @@ class CallRecord:
     grad_enabled: bool
     tracked: bool
     """Whether an output requires a gradient."""
+    is_later: bool = False
+    """Whether the kernel took a call of the site before."""
     dtype: torch.dtype | None = None
     """Of the first floating output leaf."""
     recomputed: bool = False
@@ -60,7 +68,6 @@ class ParameterRecord:
     """What each backward pass added."""
     accumulated: TermSlots | None = None
     """``.grad`` at the end of the last backward pass before its optimizer stepped."""
-    stepped: bool = False
     weight: TermSlots | None = None
     used: TermSlots | None = None
     """``.grad`` when its optimizer began to step."""
@@ -69,6 +76,16 @@ class ParameterRecord:
     def gradient(self) -> Sequence[TermSlots]:
         """Observations of the canonical gradient; empty where none arrived."""
         return [self.accumulated] if self.accumulated else self.leaf
+
+
+@dataclass(slots=True, eq=False)
+class Dense:
+    """Terms of one kind of all parameters, as the kernel wrote them."""
+
+    seen: NDArray[np.bool_]
+    """``[parameter]``."""
+    rows: NDArray[np.float64]
+    """``[parameter, column]``."""
 
 
 @dataclass(slots=True)
@@ -80,6 +97,14 @@ class StepRecord:
     parameters: dict[int, ParameterRecord] = field(default_factory=dict)
     of_site: dict[int, list[CallRecord]] = field(default_factory=dict)
     """The same calls by site."""
+    dense: dict[tuple[Tap, str, Terms], Dense] = field(default_factory=dict)
+    """What the kernel read of parameters, by tap, probe and terms: accumulated gradients, weights, ..."""
+    trained: bool = False
+    """Whether the kernel took calls, all of which had gradients enabled."""
+    page: Page | None = None
+    """What the kernel took of calls: of each site at most the first."""
+    arrivals: dict[int, list[TermSlots]] = field(default_factory=dict)
+    """Gradients of those calls that the kernel did not take, by site, after the one that it did."""
     gates: StepRecord | None = None
     """Calls of modules that put out gates, with sites of their own."""
 
@@ -89,20 +114,46 @@ class StepRecord:
             self.gates = StepRecord(self.board)
         return self.gates
 
+    def dense_of(self, tap: Tap, probe: str, terms: Terms, size: int) -> Dense:
+        """Where the kernel's terms of all parameters go."""
+        key = tap, probe, terms
+        if key not in self.dense:
+            rows = np.empty((size, len(terms.columns)))
+            self.dense[key] = Dense(np.zeros(size, dtype=np.bool_), rows)
+        return self.dense[key]
+
+    def summed(self) -> set[int]:
+        """Parameters whose gradient of the whole step the kernel has read."""
+        if not any(record.leaf for record in self.parameters.values()):
+            return set()
+        found = [dense.seen for (tap, *_), dense in self.dense.items() if tap is Tap.PARAMETER_GRADIENT]
+        return {int(i) for seen in found for i in np.flatnonzero(seen)}
+
     def add(self, call: CallRecord) -> None:
         """Take in the next call."""
         self.calls.append(call)
         self.of_site.setdefault(call.site, []).append(call)
 
+    def is_taken(self, site: int) -> bool:
+        """Whether the kernel took a call of the site."""
+        return self.page is not None and self.page.has(site)
+
     @property
     def saw_forward(self) -> bool:
         """Whether a module ran with gradients enabled."""
-        return any(call.differentiable for call in self.calls)
+        return self.trained or any(call.differentiable for call in self.calls)
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a module ran."""
+        return self.trained or bool(self.calls)
 
     @property
     def saw_backward(self) -> bool:
         """Whether a gradient arrived."""
-        return bool(self.parameters) or self.board.reached  # asked at every module: no walk over the calls
+        return self.board.reached or bool(
+            self.parameters or self.dense
+        )  # asked at every module: no walk over the calls
 
 
 @dataclass(frozen=True, slots=True)

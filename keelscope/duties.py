@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from keelscope import kernel
@@ -16,11 +18,13 @@ from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
-from keelscope.kernel import Program, Routine, program
+from keelscope.jacobian.linearised import NotLinearisableError
+from keelscope.jacobian.passage import Passage
+from keelscope.kernel import COLUMNS, Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
 
-__all__ = ["Duties", "Duty", "Task", "Work", "measure"]
+__all__ = ["Duties", "Duty", "Task", "Work", "measure", "measure_jacobian"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +62,7 @@ class Work:
         steps: list[tuple[tuple[str, Terms], Routine]] = []
         beside = []
         for task in tasks:
-            known = [(key, key[1].routine) for key in task.keys if task.sees_everything]
+            known = [(key, key[1].routine) for key in task.keys if task.sees_everything and not task.computed_only]
             steps += [(key, routine) for key, routine in known if routine is not None]
             rest = tuple(key for key in task.keys if key not in dict(steps))
             if rest:
@@ -81,12 +85,17 @@ class Duty:
     jacobians: tuple[JacobianProbe, ...]
     needs_gradient: bool
     """Whether something waits for the gradient of the output."""
+    code: int
+    """The same for the kernel, see `code_of`."""
 
     @classmethod
     def of(cls, probes: Sequence[Probe]) -> Duty:
         """The duty of the probes that are due."""
         work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
+        known = work[Tap.OUTPUT], work[Tap.OUTPUT_GRADIENT]
+        others = any(probe.tap not in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT} for probe in probes if probe.tap.of_module)
         return cls(
+            code=_LEFT_TO_PYTHON if others else code_of(*known),
             inputs=work[Tap.INPUT],
             outputs=work[Tap.OUTPUT],
             gradients=work[Tap.OUTPUT_GRADIENT],
@@ -102,6 +111,28 @@ class Duty:
         return bool(self.inputs or self.attention or self.jacobians)
 
 
+_LEFT_TO_PYTHON = 0x80
+
+
+def code_of(outputs: Work, gradients: Work) -> int:
+    """What the kernel takes of a call by itself: a bit per routine, for outputs, and 3 bits further for gradients.
+
+    Args:
+        outputs: what looks at outputs.
+        gradients: what looks at their gradients.
+
+    Returns:
+        The code; 128 where something else has to be done than to run the kernel.
+    """
+    code = 0
+    for shift, work in ((0, outputs), (len(COLUMNS), gradients)):
+        for routine in work.program[1::2]:
+            if routine not in COLUMNS:
+                return _LEFT_TO_PYTHON
+            code |= 1 << int(str(routine)) + shift
+    return _LEFT_TO_PYTHON if outputs.beside or gradients.beside else code
+
+
 class Duties:
     """Duties of every site of one model.
 
@@ -114,6 +145,9 @@ class Duties:
         self._distinct = _distinct(self._probes)
         self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
         self._now: dict[int, Duty] = {}
+        self._shared: dict[tuple[int, ...], Duty] = {}
+        self._codes: dict[int, bytes] = {}
+        self._watched: dict[int, NDArray[np.bool_]] = {}
         self._awaited: tuple[int, ...] | None = None
         self.every = _always
 
@@ -133,19 +167,38 @@ class Duties:
         """Take in the probes of one more site."""
         self._probes.append(tuple(probes))
         self._distinct = _distinct(self._probes)
-        self._known.clear()
-        self.every = self._every
+        self._forget()
 
     def drop(self, name: str, sites: Iterable[int]) -> None:
         """Take a probe off some sites."""
         for site in sites:
             self._probes[site] = tuple(probe for probe in self._probes[site] if probe.name != name)
+        self._forget()
+
+    def _forget(self) -> None:
         self._known.clear()
+        self._codes.clear()
+        self._watched.clear()
         self.every = self._every
 
     def probes(self, site: int) -> tuple[Probe, ...]:
         """All probes of a site, due or not."""
         return self._probes[site]
+
+    def codes(self) -> bytes:
+        """What the kernel takes at each site on this step, ``[site]``."""
+        codes = self._codes.get(id(self._now))
+        if codes is None:
+            codes = self._codes[id(self._now)] = bytes(self[site].code for site in range(len(self._probes)))
+        return codes
+
+    def watched_by(self, probe: Probe) -> NDArray[np.bool_]:
+        """Whether a probe looks at each site, ``[site]``."""
+        watched = self._watched.get(id(probe))
+        if watched is None:
+            watched = np.array([probe in found for found in self._probes], dtype=np.bool_)
+            self._watched[id(probe)] = watched
+        return watched
 
     def awaited(self) -> tuple[int, ...]:
         """Sites where something has to be there before the module runs, on this step."""
@@ -156,7 +209,9 @@ class Duties:
     def __getitem__(self, site: int) -> Duty:
         duty = self._now.get(site)
         if duty is None:
-            duty = self._now[site] = Duty.of([probe for probe in self._probes[site] if self._every(probe)])
+            due = tuple(probe for probe in self._probes[site] if self._every(probe))
+            key = tuple(map(id, due))  # sites with the same probes share a duty
+            duty = self._now[site] = self._shared.get(key) or self._shared.setdefault(key, Duty.of(due))
         return duty
 
 
@@ -190,6 +245,41 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
                     slots[key] = board.put(key[1], view)
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
+    return slots
+
+
+def measure_jacobian(
+    probes: Iterable[JacobianProbe],
+    passage: Passage,
+    module: nn.Module,
+    board: Board,
+    owner: object,
+    refuse: Callable[[str], None],
+) -> TermSlots:
+    """Terms of one Jacobian.
+
+    Args:
+        probes: what looks at it.
+        passage: the Jacobian at one call.
+        module: whose it is.
+        board: where terms go.
+        owner: see `measure`.
+        refuse: told why a probe cannot have it.
+
+    Returns:
+        Where the terms are.
+    """
+    slots: TermSlots = {}
+    for probe in probes:
+        try:
+            with torch.no_grad():
+                view = probe.measures(passage, module)
+                if view is not None:
+                    slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+        except NotLinearisableError as error:
+            refuse(str(error))
+        except Exception as error:
+            warn_once(owner, error, probe.name)
     return slots
 
 

@@ -91,12 +91,16 @@ class GateHooks:
         own = (gate.parameter if gate.kind.startswith("learnable") else None for gate in self.gates)
         return [self._indices.get(path or "", -1) for path in own]
 
-    def begin(self) -> None:
-        """Start a step."""
+    def begin(self, step: StepRecord) -> None:
+        """Start a step.
+
+        Args:
+            step: its record.
+        """
         self.end()
         self._weights, self._gradients, self._raw = {}, {}, {}
         self.modules.every = self.every
-        self.modules.begin()
+        self.modules.begin(step.of_gates())
 
     def end(self) -> None:
         """Take the hooks off the graph."""

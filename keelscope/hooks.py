@@ -9,31 +9,31 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, jit, nn
 
+from keelscope import kernel
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
-from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import NO_OP, Unscriptable, contained, warn_once
-from keelscope.duties import Duties, measure
-from keelscope.jacobian.linearised import NotLinearisableError
-from keelscope.jacobian.passage import JacobianCalls, Span
-from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, Placement
+from keelscope.calls import CallRecord, StepRecord, TermSlots
+from keelscope.containment import contained
+from keelscope.duties import Duties, measure, measure_jacobian
+from keelscope.jacobian.passage import JacobianCalls
+from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leaves, hook_gradient, hookable
 from keelscope.probe import Probe, Tap, fits_site
-from keelscope.recomputation import repeated_call
+from keelscope.recomputation import in_backward, repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
 
-__all__ = ["ModuleHooks", "in_backward"]
+if TYPE_CHECKING:
+    from keelscope._kernel import Page
 
-
-def in_backward() -> bool:
-    """Whether the caller runs inside a backward pass, where a forward is a recomputation."""
-    return bool(torch._C._current_graph_task_id() != -1)
+__all__ = ["ModuleHooks"]
 
 
 class ModuleHooks:
@@ -49,11 +49,12 @@ class ModuleHooks:
         record_for: Callable[[bool | None], StepRecord],
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
-        self._duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
+        self.duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
         self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
-        self._reference = weakref.ref(self)
+        self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
+        self._placed: dict[int, Placement] = {}
         self._before = ExitStack()
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
@@ -61,6 +62,11 @@ class ModuleHooks:
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
+        self.page: Page | None = None
+        """What the kernel takes of this step."""
+        self.is_paged = False
+        """Whether the kernel may take calls from the next step on."""
+        self._step = StepRecord()
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = _nothing
@@ -77,18 +83,38 @@ class ModuleHooks:
     @property
     def every(self) -> Callable[[Probe], bool]:
         """Whether a probe records on this step."""
-        return self._duties.every
+        return self.duties.every
 
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
-        self._duties.every = every
+        self.duties.every = every
 
-    def begin(self) -> None:
-        """Start a step: hooks on tensors that outlive the one before are given back."""
+    def begin(self, step: StepRecord) -> None:
+        """Start a step: hooks on tensors that outlive the one before are given back.
+
+        Args:
+            step: its record.
+        """
+        self.close_page()
+        self._step = step
+        if self.is_paged and HAS_HOOK_DICTS:
+            self.page = step.page = kernel.page(self._modules, self._reference, step.board.breaks, self.duties.codes())
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
         self._attention.reset()
+
+    def close_page(self) -> None:
+        """Let the kernel take nothing more of the step."""
+        page, self.page = self.page, None
+        if page is not None:
+            page.armed = page.open = 0
+            self.seconds += page.seconds
+
+    def hold(self) -> None:
+        """The forward of the step is over: what comes now is looked at in Python first."""
+        if self.page is not None:
+            self.page.armed = 0
 
     def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
         """Watch one more module, which becomes the next site.
@@ -98,7 +124,7 @@ class ModuleHooks:
             probes: what looks at it.
         """
         self._modules.append(weakref.ref(watched.module))
-        self._duties.add(probes)
+        self.duties.add(probes)
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module, self._handles)
             self._attach_before()
@@ -113,13 +139,9 @@ class ModuleHooks:
                     self._attach_to(site, module, self._handles)
         self._attach_before()
 
-    def spare(self, name: str, sites: Iterable[int]) -> None:
-        """Take a probe off sites where it has nothing to say."""
-        self._duties.drop(name, sites)
-
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
-        wanted = self._duties.awaited()
+        wanted = self.duties.awaited()
         if wanted == self._awaited:
             return
         self._before.close()
@@ -133,19 +155,25 @@ class ModuleHooks:
                 self._before.callback(handle.remove)
 
     def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
-        taps = {probe.tap for probe in self._duties.probes(site)}
+        taps = {probe.tap for probe in self.duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
                 handles.callback(handle.remove)
-            handle = module.register_forward_hook(ForwardHook(self, site), with_kwargs=True)
+            placement = self._placed.setdefault(site, Placement(ForwardHook(self, site)))
+            placement.put(module)
+            if site in self._sought:
+                handles.callback(placement.take, module)
         except (RuntimeError, AttributeError) as error:
+            self._placed.pop(site, None)
             self.lost[site] = f"of a kind that takes no hooks ({error})"
-            return
-        handles.callback(handle.remove)
 
     def detach(self) -> None:
         """Give every handle back."""
+        for site, placement in self._placed.items() if self.attached else ():
+            module = self._modules[site]()
+            if module is not None:
+                placement.take(module)
         self._handles.close()
         self._before.close()
         self._awaited = ()
@@ -153,6 +181,8 @@ class ModuleHooks:
         self.jacobians.begin()
         self._attention.reset()
         self.attached = False
+        if self.page is not None:
+            self.page.armed = self.page.open = 0
 
     @contained
     def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None:
@@ -171,18 +201,34 @@ class ModuleHooks:
             return
         enabled = torch.is_grad_enabled()
         step = self._record_for(None if repeated else enabled)
+        if step.page is not None:
+            arms = enabled and not repeated and self._arms(step.page)
+            if arms and step.page.look(site, module, *inputs, output):
+                step.trained = True
+                return
+            step.page.leave(site)
         call = self._repeated_call(site, step) if repeated else self._new_call(site, leaves, step, enabled)
         if call is None:
             return
-        duty = self._duties[site]
+        duty = self.duties[site]
         if leaves and not call.recomputed:
             call.outputs = measure(duty.outputs, (leaves[0][1],), module, step.board, self)
         if duty.needs_gradient:
             self._hook_gradients(call, leaves, inputs, module, step.board)
 
+    def _arms(self, page: Page) -> bool:
+        """Whether the kernel may take the rest of this forward."""
+        if page.armed or page.reached or page is not self.page:
+            return False
+        page.armed = 1
+        return True
+
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        calls = step.of_site.get(site, ())
+        calls = step.of_site.get(site, [])
+        if step.is_taken(site):  # a tracked call, or the kernel would not have taken it
+            early, later = ([c for c in calls if c.is_later is flag] for flag in (False, True))
+            calls = [*early, CallRecord(site, grad_enabled=True, tracked=True), *later]
         self.missed |= all(call.recomputed for call in calls)
         return repeated_call(calls)
 
@@ -190,7 +236,8 @@ class ModuleHooks:
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked, dtype=leaves[0][1].dtype if leaves else None)
+        dtype = leaves[0][1].dtype if leaves else None
+        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site), dtype)
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()
@@ -205,7 +252,7 @@ class ModuleHooks:
         if in_backward() or not self._looks(repeated=False):
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
-        duty = self._duties[site]
+        duty = self.duties[site]
         leaves = floating_leaves((args, kwargs)) if duty.inputs or duty.jacobians else []
         if duty.jacobians:
             self.jacobians.enter(site, [tensor for _, tensor in leaves])
@@ -216,7 +263,7 @@ class ModuleHooks:
             self._attention.open(OpenModule(site, module, board))
 
     def _show_attention(self, inside: OpenModule, scores: Tensor) -> None:
-        tasks = self._duties[inside.site].attention
+        tasks = self.duties[inside.site].attention
         inside.seen.append(measure(tasks, (scores,), inside.module, inside.board, self))
 
     def _looks(self, *, repeated: bool) -> bool:
@@ -226,7 +273,7 @@ class ModuleHooks:
     def _hook_gradients(
         self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: Arguments, module: nn.Module, board: Board
     ) -> None:
-        duty = self._duties[call.site]
+        duty = self.duties[call.site]
         kept = KeptInput.first_of(inputs) if duty.inputs_and_gradients else None
         measured = bool(duty.jacobians)
         for path, tensor in leaves:
@@ -244,100 +291,49 @@ class ModuleHooks:
                 kept = None
 
     @contained
+    def _first_arrives(self) -> None:
+        """The first gradient of the step is about to be measured."""
+        self.hold()
+        board = self._step.board
+        if not board.reached:
+            self.on_gradient()
+            board.reached = True
+
+    @contained
+    def _another_arrives(self, site: int, gradient: Tensor, shape: tuple[int, ...] | None) -> None:
+        """A gradient of a call that the kernel has taken: not the first, or not one that it can read.
+
+        Args:
+            site: whose output it is of.
+            gradient: in the layout of the output, or of the tensor that this is a view of.
+            shape: of the output, if it has three dimensions.
+        """
+        start = time.perf_counter()
+        module = self._modules[site]()
+        if module is not None:
+            as_output = gradient if shape is None else gradient.detach().reshape(shape)
+            slots = measure(self.duties[site].gradients, (as_output,), module, self._step.board, self)
+            self._step.arrivals.setdefault(site, []).append(slots)
+        self.seconds += time.perf_counter() - start
+
+    @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:
         start = time.perf_counter()
         if not hook.board.reached:
+            self.hold()
             self.on_gradient()
-        duty = self._duties[hook.site]
+        duty = self.duties[hook.site]
         slots = measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= measure(duty.inputs_and_gradients, (hook.kept.tensor, gradient), module, hook.board, self)
         if hook.span is not None:
-            slots |= self._measure_jacobian(hook.site, hook.span, module, hook.board)
+            passage = self.jacobians.passage(hook.site, hook.span) if duty.jacobians else None
+            if passage is not None:
+                refuse = partial(self.jacobians.refuse, hook.site)
+                slots |= measure_jacobian(duty.jacobians, passage, module, hook.board, self, refuse)
         hook.events.append(slots)
         hook.board.reached = True
         self.seconds += time.perf_counter() - start
-
-    def _measure_jacobian(self, site: int, span: Span, module: nn.Module, board: Board) -> TermSlots:
-        due = self._duties[site].jacobians
-        passage = self.jacobians.passage(site, span) if due else None
-        slots: TermSlots = {}
-        if passage is None:
-            return slots
-        for probe in due:
-            try:
-                with torch.no_grad():
-                    view = probe.measures(passage, module)
-                    if view is not None:
-                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
-            except NotLinearisableError as error:
-                self.jacobians.refuse(site, str(error))
-            except Exception as error:
-                warn_once(self, error, probe.name)
-        return slots
-
-
-@dataclass(slots=True, eq=False)
-class GradientHook:
-    """The hook on one output tensor of one call; not frozen, since making a frozen one takes three times as long."""
-
-    owner: weakref.ref[ModuleHooks]
-    module: weakref.ref[nn.Module]
-    site: int
-    board: Board
-    events: list[TermSlots]
-    kept: KeptInput | None = None
-    layout: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Size and strides of the output, where the hook sits on the tensor that the output is a view of."""
-    span: Span | None = None
-    """Of the call, where its Jacobian is due."""
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Measure the gradient; returning None leaves it as it is."""
-        hooks, module = self.owner(), self.module()
-        if hooks is not None and module is not None and hooks.attached:
-            hooks._after_backward(self, module, self._as_output(gradient))
-
-    def _as_output(self, gradient: Tensor) -> Tensor:
-        """The gradient in the shape of the module's output."""
-        if self.layout is None:
-            return gradient
-        return gradient.detach().contiguous().as_strided(*self.layout)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardHook(Unscriptable):
-    """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place.
-
-    It keeps the watch alive as long as the model, also where nobody holds what ``watch()`` returned.
-    """
-
-    owner: ModuleHooks
-    site: int
-
-    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: object) -> None:
-        """Measure the output; returning None leaves it as it is."""
-        if not torch.compiler.is_compiling() and self.owner.attached:
-            self.owner._after_forward(self.site, module, (args, kwargs), output)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InputHook(Unscriptable):
-    """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
-
-    owner: ModuleHooks
-    site: int
-
-    def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
-        """Measure the input; returning None leaves it as it is."""
-        if not torch.compiler.is_compiling() and self.owner.attached:
-            self.owner._before_forward(self.site, module, args, kwargs)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
 
 
 def _is_tracing() -> bool:

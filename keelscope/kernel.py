@@ -2,21 +2,43 @@
 
 It reads contiguous tensors of four types; for every other tensor, and where it was not built, these functions give None
 and the torch operations of `keelscope.statistics` do the same work. ``KEELSCOPE_KERNEL=torch`` in the environment turns
-it off. Its source is ``native/kernel.c``.
+it off. Its source is ``native/``; `page` and `passes` make the hooks that it takes over from Python in ordinary calls.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-__all__ = ["SWITCH", "Program", "Routine", "is_compiled", "measure", "measure_all", "program"]
+if TYPE_CHECKING:
+    from keelscope._kernel import Page, Passes
+    from keelscope.unwinding import Breaks
+
+__all__ = [
+    "COLUMNS",
+    "SWITCH",
+    "Program",
+    "Routine",
+    "is_compiled",
+    "measure",
+    "measure_all",
+    "norm_gains",
+    "norm_transport",
+    "pack_all",
+    "page",
+    "passes",
+    "program",
+]
 
 SWITCH = "KEELSCOPE_KERNEL"
 """The environment variable; ``torch`` means the torch operations."""
@@ -36,6 +58,14 @@ class Routine(IntEnum):
     LATE_TOKENS = 2
     """Over the later half of positions of ``[batch, position, feature]``: ``sum of log10 norms, tokens above 0, at 0``.
     Squares of float64 below 1e-308 are 0."""
+    GAIN_SUMS = 3
+    """Over the rows of gains, see `keelscope.jacobian.closed_forms`: ``rows, largest sigma, sum of each column``."""
+    GAIN_COUNTS = 4
+    """Their first column by bin, as in `keelscope_probes.norms`."""
+
+
+COLUMNS = {Routine.MOMENTS: slice(0, 6), Routine.SQUARES: slice(6, 8), Routine.LATE_TOKENS: slice(8, 11)}
+"""Where a page keeps the terms of a routine; those of gradients come after those of outputs."""
 
 
 def _load() -> Any:
@@ -45,6 +75,13 @@ def _load() -> Any:
         native = importlib.import_module("keelscope._kernel")
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
         native.prepare(Tensor, torch.nn.Parameter, torch.strided, *dtypes)
+        native.prepare_hooks(
+            torch.is_grad_enabled,
+            torch._C._current_graph_task_id,
+            torch._C._functorch.peek_interpreter_stack,
+            torch._C._get_tracing_state,
+            OrderedDict,
+        )
     except (ImportError, AttributeError):
         return None
     return native
@@ -100,3 +137,79 @@ def measure_all(routine: Routine, tensors: list[Tensor]) -> list[bytes | None]:
         Packed doubles of each; None where only torch can read the tensor.
     """
     return [None] * len(tensors) if _native is None else _native.measure_all(routine, tensors)
+
+
+def norm_gains(x: Tensor, gamma: Tensor | float, width: int, *form: float) -> bytearray | None:
+    """Gains of a norm over rows of `width` entries.
+
+    Args:
+        x: its input.
+        gamma: ``[width]`` or one number.
+        width: entries in a row.
+        form: epsilon; whether rows are centred; 0, 1 or 2 for a divisor ``sqrt(m + eps)``, ``sqrt(m) + eps`` or
+            ``max(sqrt(m), eps)``; whether m is the sum of squares and not their mean.
+
+    Returns:
+        Packed ``[row, 6]``, see `keelscope.jacobian.closed_forms.RowGains`; None where only torch can read them.
+    """
+    return None if _native is None else _native.norm_gains(x, None, gamma, width, *form)
+
+
+def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: int, *form: float) -> bytearray | None:
+    """What a norm makes of a gradient, see `keelscope.jacobian.closed_forms.transported_squares`.
+
+    Args:
+        x: the input of the norm.
+        gradient: with respect to its output.
+        gamma: see `norm_gains`.
+        width: see `norm_gains`.
+        form: see `norm_gains`.
+
+    Returns:
+        Packed ``[2, row]``; None where only torch can read them.
+    """
+    return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
+
+
+def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:
+    """Run one routine over many tensors, in one call and into one array.
+
+    Args:
+        routine: `Routine.MOMENTS` or `Routine.SQUARES`.
+        tensors: any tensors.
+
+    Returns:
+        ``[tensor, column]``, and the places of those that only torch can read; None without the compiled kernel.
+    """
+    if _native is None:
+        return None
+    packed, left = _native.pack_all(routine, tensors)
+    return np.frombuffer(packed).reshape(len(tensors), COLUMNS[routine].stop - COLUMNS[routine].start), left
+
+
+def page(modules: list[weakref.ref[nn.Module]], owner: weakref.ref[Any], breaks: Breaks, duties: bytes) -> Page | None:
+    """What takes the ordinary calls of one recorded step.
+
+    Args:
+        modules: by site.
+        owner: told of gradients: the first one, and those that the page does not take.
+        breaks: told of every node of the graph that a hook is put on.
+        duties: of each site, what is taken from its output and from the gradient of that.
+
+    Returns:
+        The page; None without the compiled kernel.
+    """
+    return None if _native is None else _native.Page(modules, owner, breaks, duties)
+
+
+def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]]) -> Passes | None:
+    """What notes which parameters a backward pass reaches.
+
+    Args:
+        owner: told when one begins.
+        parameters: by index.
+
+    Returns:
+        The note; None without the compiled kernel.
+    """
+    return None if _native is None else _native.Passes(owner, parameters)

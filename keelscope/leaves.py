@@ -18,13 +18,13 @@ from torch.utils.hooks import RemovableHandle
 from keelscope.entries import is_measurable
 from keelscope.unwinding import Breaks
 
-__all__ = ["Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
+__all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and keyword arguments of a call."""
 
 _MAX_DEPTH = 12
-_HAS_HOOK_DICTS = hasattr(torch._C._FunctionBase, "_register_hook_dict")
+HAS_HOOK_DICTS = hasattr(torch._C._FunctionBase, "_register_hook_dict")
 
 
 def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
@@ -110,7 +110,7 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks
     node = tensor.grad_fn
     if node is not None:
         breaks.passed(node)
-    if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not _HAS_HOOK_DICTS:
+    if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not HAS_HOOK_DICTS:
         handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return handle if node is None else None
     hooks: OrderedDict[Any, Any] = OrderedDict()

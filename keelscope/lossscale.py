@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -39,7 +40,7 @@ class LossScale:
         """Of the last step, where a scaler is at work: whether it was skipped, and attempts skipped before it."""
         self._overflow: Tensor | None = None
 
-    def note(self, optimizer: Optimizer, *, changed: bool) -> None:
+    def note(self, optimizer: Optimizer, *, changed: Callable[[], bool]) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
 
         Args:
@@ -49,7 +50,7 @@ class LossScale:
         calling = _calling_scaler()
         if calling is not None:
             self._scaler = weakref.ref(calling)
-        elif changed and not self._searched:
+        elif not self._searched and changed():
             self._searched = True
             self._scaler = _scaler_of(optimizer)
         scaler = self._scaler() if self._scaler else None

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -20,15 +19,18 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from keelscope.board import Slot
-from keelscope.calls import ParameterRecord, StepRecord, TermSlots, terms_of
-from keelscope.containment import contained, warn_once
-from keelscope.entries import is_unsummed, on_this_rank
-from keelscope.probe import Axis, Probe, Tap, sees_everything
+from keelscope.bulk import Bulk
+from keelscope.calls import ParameterRecord, StepRecord
+from keelscope.containment import contained
+from keelscope.entries import is_unsummed
+from keelscope.passes import make_passes
+from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
-from keelscope.statistics import Terms
 
 __all__ = ["ParameterHooks"]
+
+_SAMPLE = 8
+"""Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
 
 class ParameterHooks:
@@ -36,59 +38,49 @@ class ParameterHooks:
 
     def __init__(self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], *, leaf_always: bool) -> None:
         self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
-        self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
-        self._probes = [
-            tuple(p for p in probes if p.tap.axis is Axis.PARAMETER and p.fits(w.owner)) for w in parameters
-        ]
-        self._note_probes()
-        self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
+        self._bulk = Bulk(parameters, probes)
+        self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
         self._handles = ExitStack()
+        self._placed: list[tuple[dict[Hashable, Hashable], Hashable]] = []
+        """Dictionaries of hooks, and the key of ours in each."""
         self.hooked: set[int] = set()
-        self._reached: set[int] = set()
-        self._task, self._in_closure = -1, False
+        self._in_closure = False
+        self.has_stepped = False
+        """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
-        self._states: dict[int, tuple[int, int]] = {}
+        self._owned: dict[int, tuple[list[int], list[int]]] = {}
+        self._owned_now: dict[int, list[int]] = {}
+        self._weighed: set[int] = set()
         self._step = StepRecord()
-        self.every: Callable[[Probe], bool] = _always
-        """Whether a probe records on this step."""
         self.on_backward: Callable[[], None] = _ignore
         """Called when a backward pass reaches the first parameter."""
         self.unsummed: set[int] = set()
         """Parameters whose gradient is a sum that the ranks had not added up."""
         self.seconds = 0.0
 
+    @property
+    def every(self) -> Callable[[Probe], bool]:
+        """Whether a probe records on this step."""
+        return self._bulk.every
+
+    @every.setter
+    def every(self, every: Callable[[Probe], bool]) -> None:
+        self._bulk.every = every
+
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-        self._covered = {self._index[id(p)] for group in groups for p in group["params"] if id(p) in self._index}
+        self._covered = {i for optimizer in optimizers for i in self._of(optimizer)}
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
-        """Show probes some parameters, whatever their owner, and no others.
-
-        Args:
-            probes: of parameters; those of an earlier call with the same names are replaced.
-            indices: the parameters.
-        """
-        names, wanted = {probe.name for probe in probes}, set(indices)
-        for i, found in enumerate(self._probes):
-            others = tuple(probe for probe in found if probe.name not in names)
-            self._probes[i] = (*others, *(probes if i in wanted else ()))
-        for tap, several in self._by_tap.items():
-            self._by_tap[tap] = [p for p in several if p.name not in names] + [p for p in probes if p.tap is tap]
-        self._note_probes()
-
-    def _note_probes(self) -> None:
-        """Note which taps somebody looks at, and which probes look at every parameter."""
-        self._taps = {probe.tap for found in self._probes for probe in found}
-        counts = Counter(id(probe) for found in self._probes for probe in found)
-        self._everywhere = {probe for probe, count in counts.items() if count == len(self._probes)}
+        """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
+        self._bulk.show(probes, indices)
 
     def attach(self) -> None:
         """Hook every trainable parameter; doing so twice changes nothing."""
-        if Tap.PARAMETER_GRADIENT not in self._taps:
+        if not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
         for reference in self._parameters:
             parameter = reference()
@@ -108,6 +100,9 @@ class ParameterHooks:
 
     def detach(self) -> None:
         """Give every handle back."""
+        for hooks, mark in self._placed:
+            hooks.pop(mark, None)
+        self._placed.clear()
         self._handles.close()
         self.hooked.clear()
         self._before.clear()
@@ -115,7 +110,10 @@ class ParameterHooks:
     def begin(self, step: StepRecord) -> None:
         """Start a step; what follows goes to its record."""
         self._step = step
-        self._states.clear()
+        self._passes.begin()
+        self.has_stepped = False
+        self._weighed.clear()
+        self._owned_now.clear()
 
     @contained
     def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
@@ -127,21 +125,14 @@ class ParameterHooks:
         """
         start = time.perf_counter()
         self._in_closure = closure
-        owned = list(self._of(optimizer))
-        self._weigh(i for i, _ in owned)
-        records, unseen = self._step.parameters, []
-        for i, parameter in owned if not closure else ():
-            gradient = parameter.grad
-            if gradient is not None:
-                record = records.get(i) or self._record(i)
-                if not record.stepped and not record.accumulated:
-                    unseen.append((i, gradient))
-                record.stepped = True
-        self._keep_gradients(unseen)
-        if Tap.STEP_GRADIENT in self._taps and not closure:
-            self._measure_used([(i, p.grad) for i, p in owned if p.grad is not None])
-        if Tap.UPDATE in self._taps:
-            self._before |= {i: parameter.detach().clone() for i, parameter in owned}
+        owned = self._of(optimizer)
+        self._weigh(owned)
+        if not closure:
+            self._keep_gradients(*self._stepping(owned))
+            if self._bulk.has(Tap.STEP_GRADIENT):
+                self._measure_used(owned)
+        if self._bulk.has(Tap.UPDATE):
+            self._before |= {i: p.detach().clone() for i in owned if (p := self._parameters[i]()) is not None}
         self.seconds += time.perf_counter() - start
 
     @contained
@@ -150,35 +141,33 @@ class ParameterHooks:
         if not self._in_closure and not self._before:
             return
         start = time.perf_counter()
-        for i, parameter in self._of(optimizer):
-            self._record(i).stepped |= parameter.grad is not None
-            before = self._before.pop(i, None)
-            if before is not None:
+        owned = self._of(optimizer)
+        self._stepping(owned)
+        for i in owned:
+            before, parameter = self._before.pop(i, None), self._parameters[i]()
+            if before is not None and parameter is not None:
                 update = (parameter.detach() - before, before)
                 record = self._record(i)
-                record.update = (record.update or {}) | self._observe(i, Tap.UPDATE, update)
+                record.update = (record.update or {}) | self._bulk.observe(i, Tap.UPDATE, update, self._step)
         self.seconds += time.perf_counter() - start
 
     def rewritten(self, optimizer: Optimizer) -> bool:
         """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
-        for i, parameter in self._of(optimizer):
-            state = self._states.get(i)
-            if state is not None and state != _state(parameter):
-                return True
-        return False
+        return self._passes.rewritten(self._of(optimizer)[:_SAMPLE])
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
-        for i, state in self._states.items():
-            parameter = self._parameters[i]()
-            if parameter is not None and parameter.grad is not None:
-                return state == _state(parameter)
-            return False
-        return False
+        return self._passes.untouched()
 
     def measure_weights(self) -> None:
         """Measure parameters no backward pass has reached, at the end of a step."""
         self._weigh(range(len(self._parameters)))
+
+    def _stepping(self, owned: list[int]) -> tuple[list[int], list[Tensor]]:
+        """An optimizer uses the gradients that there are."""
+        held = (self._parameters[i]() for i in owned)
+        self.has_stepped = self.has_stepped or any(p is not None and p.grad is not None for p in held)
+        return self._passes.stepping(owned)
 
     def _hook(self, parameter: nn.Parameter) -> None:
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
@@ -186,30 +175,35 @@ class ParameterHooks:
             return
         self.hooked.add(id(parameter))
         i = self._index[id(parameter)]
-        reference = weakref.ref(self)
-        handle = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            partial(_on_accumulated, reference, i)
-        )
-        self._handles.callback(handle.remove)
+        self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
-            handle = parameter.register_hook(partial(_on_leaf, reference, i))  # type: ignore[no-untyped-call]
+            handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
             self._handles.callback(handle.remove)
+
+    def _place(self, parameter: nn.Parameter, i: int) -> None:
+        """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
+        hooks = parameter._post_accumulate_grad_hooks
+        mark: Hashable = self._passes.mark(i)
+        if hooks is None:
+            mark = parameter.register_post_accumulate_grad_hook(mark).id
+            hooks = parameter._post_accumulate_grad_hooks
+        else:
+            hooks[mark] = mark
+        self._placed.append((hooks, mark))
 
     @contained
     def _on_leaf(self, i: int, gradient: Tensor) -> None:
-        self._expect_end(i)
-        slots = self._observe(i, Tap.PARAMETER_GRADIENT, (gradient,))
+        self._passes.note(i)
+        slots = self._bulk.observe(i, Tap.PARAMETER_GRADIENT, (gradient,), self._step)
         if slots:
             record = self._record(i)
             record.leaf = [*record.leaf, slots]
 
-    def _expect_end(self, i: int) -> None:
-        task = torch._C._current_graph_task_id()
-        if task != self._task:  # a new backward pass, also after one that raised half-way
-            self._task = task
-            self.on_backward()
-            torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
-        self._reached.add(i)
+    @contained
+    def _backward_begins(self) -> None:
+        """A backward pass has reached the first parameter."""
+        self.on_backward()
+        torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
 
     def _last_gradient(self) -> None:
         """Wait for what is queued already: data-parallel wrappers put averaged gradients in place there."""
@@ -219,95 +213,35 @@ class ParameterHooks:
     def _end_backward(self) -> None:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
-        reached, self._reached = sorted(self._reached), set()
+        reached, indices, gradients = self._passes.take()
         self._weigh(reached)
-        records, running = self._step.parameters, []
-        for i in reached:
-            parameter = self._parameters[i]()
-            if parameter is None:
-                continue
-            gradient = parameter.grad
-            if gradient is not None and not (i in records and records[i].stepped):
-                running.append((i, gradient))
-                self._states[i] = id(gradient), gradient._version + parameter._version
-        self._keep_gradients(running)
+        self._keep_gradients(indices, gradients)
         self.seconds += time.perf_counter() - start
 
-    def _keep_gradients(self, gradients: list[tuple[int, Tensor]]) -> None:
-        """Measure running gradients, all together."""
-        self.unsummed |= {i for i, gradient in gradients if type(gradient) is not Tensor and is_unsummed(gradient)}
-        records = self._step.parameters
-        for (i, _), slots in zip(gradients, self._observe_many(Tap.PARAMETER_GRADIENT, gradients), strict=True):
-            if i in records:
-                records[i].accumulated = slots
-            else:
-                records[i] = ParameterRecord(accumulated=slots)
+    def _keep_gradients(self, indices: list[int], gradients: list[Tensor]) -> None:
+        """Measure running gradients, all together, in place of those of an earlier pass."""
+        odd = [i for i, gradient in enumerate(gradients) if type(gradient) is not Tensor]
+        self.unsummed.update(indices[i] for i in odd if is_unsummed(gradients[i]))
+        found = self._bulk.measure(Tap.PARAMETER_GRADIENT, indices, gradients, self._step)
+        for i in {*found, *self._step.parameters} & set(indices) if found or self._step.parameters else ():
+            self._record(i).accumulated = found.get(i)
 
-    def _measure_used(self, gradients: list[tuple[int, Tensor]]) -> None:
-        for (i, _), slots in zip(gradients, self._observe_many(Tap.STEP_GRADIENT, gradients), strict=True):
+    def _measure_used(self, owned: list[int]) -> None:
+        found = [(i, p.grad) for i in owned if (p := self._parameters[i]()) is not None and p.grad is not None]
+        indices, gradients = [i for i, _ in found], [gradient for _, gradient in found]
+        for i, slots in self._bulk.measure(Tap.STEP_GRADIENT, indices, gradients, self._step).items():
             self._record(i).used = slots
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
-        if not any(self.every(probe) for probe in self._by_tap[Tap.PARAMETER]):
+        if not self._bulk.is_due(Tap.PARAMETER):
             return
-        fresh = [(i, p) for i in indices if (p := self._parameters[i]()) is not None and not self._record(i).weight]
+        fresh = [(i, p) for i in indices if i not in self._weighed and (p := self._parameters[i]()) is not None]
         ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
-        for (i, _), slots in zip(ready, self._observe_many(Tap.PARAMETER, ready), strict=True):
+        self._weighed.update(i for i, _ in ready)
+        found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], [t for _, t in ready], self._step)
+        for i, slots in found.items():
             self._record(i).weight = slots
-
-    def _observe_many(self, tap: Tap, tensors: Sequence[tuple[int, Tensor]]) -> list[TermSlots]:
-        """Slots of each tensor, computed together for each probe and terms."""
-        found: list[TermSlots] = [{} for _ in tensors]
-        here, slots = tensors, found
-        if any(type(tensor) is not Tensor for _, tensor in tensors):  # distributed: none of them, or nearly all
-            own = [(k, i, view[0]) for k, (i, t) in enumerate(tensors) if (view := on_this_rank((t,)))]
-            here, slots = [(i, tensor) for _, i, tensor in own], [found[k] for k, _, _ in own]
-        for probe in self._by_tap[tap]:
-            if self.every(probe):
-                try:
-                    self._observe_all(probe, here, slots)
-                except Exception as error:  # one probe's fault costs the others nothing
-                    warn_once(self, error, probe.name)
-        return found
-
-    def _observe_all(self, probe: Probe, tensors: Sequence[tuple[int, Tensor]], found: list[TermSlots]) -> None:
-        views = self._views(probe, tensors)
-        for terms in terms_of(probe) if views else ():
-            key = (probe.name, terms)
-            slots = self._put_all(terms, [view for _, view in views])
-            for (k, _), slot in zip(views, slots, strict=True):
-                found[k][key] = slot
-
-    def _views(self, probe: Probe, tensors: Sequence[tuple[int, Tensor]]) -> list[tuple[int, tuple[Tensor, ...]]]:
-        """What a probe measures of each tensor, with its place; those that it does not look at are left out."""
-        if sees_everything(probe) and id(probe) in self._everywhere:
-            return [(k, (tensor,)) for k, (_, tensor) in enumerate(tensors)]
-        return [(k, view) for k, (i, tensor) in enumerate(tensors) if (view := self._view(probe, i, tensor))]
-
-    def _put_all(self, terms: Terms, views: list[tuple[Tensor, ...]]) -> list[Slot]:
-        if all(len(view) == 1 for view in views):
-            return self._step.board.put_many(terms, [view[0] for view in views])
-        return [self._step.board.put(terms, view) for view in views]
-
-    def _view(self, probe: Probe, i: int, tensor: Tensor) -> tuple[Tensor, ...] | None:
-        owner = self._owners[i]()
-        return probe.view((tensor.detach(),), owner) if owner is not None and probe in self._probes[i] else None
-
-    def _observe(self, i: int, tap: Tap, tensors: tuple[Tensor, ...]) -> TermSlots:
-        owner = self._owners[i]()
-        slots: TermSlots = {}
-        own = on_this_rank(tuple(tensor.detach() for tensor in tensors))
-        for probe in self._probes[i] if own is not None else ():
-            if owner is not None and probe.tap is tap and self.every(probe):
-                try:
-                    view = probe.view(own or (), owner)
-                    if view is not None:
-                        board = self._step.board
-                        slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
-                except Exception as error:
-                    warn_once(self, error, probe.name)
-        return slots
 
     def _record(self, i: int) -> ParameterRecord:
         record = self._step.parameters.get(i)
@@ -315,34 +249,24 @@ class ParameterHooks:
             record = self._step.parameters[i] = ParameterRecord()
         return record
 
-    def _of(self, optimizer: Optimizer) -> Iterable[tuple[int, nn.Parameter]]:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                i = self._index.get(id(parameter))
-                if i is not None:
-                    yield i, parameter
+    def _of(self, optimizer: Optimizer) -> list[int]:
+        """Indices of the optimizer's parameters: looked up once a step, and nearly always the same."""
+        now = self._owned_now.get(id(optimizer))
+        if now is not None:
+            return now
+        identities = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        known = self._owned.get(id(optimizer))
+        if known is None or known[0] != identities:
+            known = identities, [self._index[one] for one in identities if one in self._index]
+            self._owned[id(optimizer)] = known
+        self._owned_now[id(optimizer)] = known[1]
+        return known[1]
 
 
 def _on_leaf(owner: weakref.ref[ParameterHooks], i: int, gradient: Tensor) -> None:
     hooks = owner()
     if hooks is not None:
         hooks._on_leaf(i, gradient)
-
-
-def _on_accumulated(owner: weakref.ref[ParameterHooks], i: int, _: Tensor) -> None:
-    hooks = owner()
-    if hooks is not None:
-        hooks._expect_end(i)
-
-
-def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    """Changes when the gradient or the parameter is replaced or written in place."""
-    gradient = parameter.grad
-    return id(gradient), (-1 if gradient is None else gradient._version) + parameter._version
-
-
-def _always(_: Probe) -> bool:
-    return True
 
 
 def _ignore() -> None:

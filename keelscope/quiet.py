@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from keelscope.board import Fetched
 from keelscope.calls import StepRecord
-from keelscope.hooks import ModuleHooks
+from keelscope.duties import Duties
 from keelscope.probe import Probe, TensorProbe
 from keelscope.rows import module_observations, probe_values
 
@@ -21,7 +21,7 @@ __all__ = ["leave_out_quiet"]
 
 def leave_out_quiet(
     groups: Mapping[str, Sequence[Probe]],
-    hooks: ModuleHooks,
+    duties: Duties,
     step: StepRecord,
     fetched: Fetched,
     sites: int,
@@ -32,7 +32,7 @@ def leave_out_quiet(
 
     Args:
         groups: probes by group.
-        hooks: what shows them the modules.
+        duties: where they look at modules.
         step: the first recorded step.
         fetched: its terms.
         sites: number of modules.
@@ -45,7 +45,7 @@ def leave_out_quiet(
     for group, probes in groups.items():
         each = [_quiet(probe, step, fetched, sites, seen_only) for probe in probes]
         for probe, quiet in zip(probes, each, strict=True):
-            hooks.spare(probe.name, quiet)
+            duties.drop(probe.name, quiet)
         if each and (everywhere := frozenset.intersection(*each)):
             found[group] = everywhere
     return found

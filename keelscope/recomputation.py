@@ -9,11 +9,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from keelscope.calls import CallRecord
 
-__all__ = ["repeated_call"]
+__all__ = ["in_backward", "repeated_call"]
 
 _FRAMES = 400
+
+
+def in_backward() -> bool:
+    """Whether the caller runs inside a backward pass, where a forward is a recomputation."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def repeated_call(calls: Sequence[CallRecord]) -> CallRecord | None:

@@ -30,23 +30,22 @@ from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import draw_layout, trimmed
 from keelscope.lossscale import LossScale
+from keelscope.observed import observed
+from keelscope.pages import Sheet
 from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, fits_site, group_of, seeks
 from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
 from keelscope.rows import (
-    Observations,
     RowValues,
     module_calls,
-    module_observations,
     parameter_calls,
-    parameter_observations,
     probe_extents,
     probe_values,
     total_norm,
 )
 from keelscope.sightings import Sightings
-from keelscope.sites import Selector, SitePlan, by_path, plan_sites, relabelled
+from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
@@ -108,8 +107,8 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._scale = LossScale()
         self._recorded = 0
-        self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
+        self._sightings = Sightings()
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
@@ -118,13 +117,13 @@ class Recorder:
         if self._recorded and not self._sharded and self._tree.changed(self._paths[""]):
             self._grow()
         self.current, self.following = self.following, StepRecord()
-        self.modules.begin()
         self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
         self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
+        self.modules.begin(self.current)
         self.residuals.begin()
-        self.gates.begin()
+        self.gates.begin(self.current)
         self.attach()
         self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
@@ -160,6 +159,12 @@ class Recorder:
         for hooks in (self.modules, self.gates.modules, self.parameters):
             hooks.attach()
 
+    def rest(self, *, pause: bool) -> None:
+        """The step is complete: what comes belongs to the next one, which may not be recorded (pause)."""
+        self.modules.hold()
+        if pause:
+            self.pause()
+
     def pause(self) -> None:
         """Take every hook off the model."""
         self.look.stop()
@@ -171,11 +176,12 @@ class Recorder:
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
+        self.modules.hold()
         if not closure:
             self.gates.snapshot()
         if optimizer is self._leading:  # now: schedulers change it before the row ends
             self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
-        self._scale.note(optimizer, changed=self.parameters.rewritten(optimizer))
+        self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
     def still_accumulating(self) -> bool:
@@ -192,14 +198,18 @@ class Recorder:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
+        stepped = self.parameters.has_stepped
         self.parameters.begin(self.current)
+        self.modules.close_page()
+        self.modules.is_paged = not self._keep_calls
+        sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.stop()  # before the first row: it may complete what was read
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
-        factor = 1.0 / self._scale.take(stepped=any(record.stepped for record in step.parameters.values()))
+        factor = 1.0 / self._scale.take(stepped=stepped)
         if not self.axes:
-            if not step.calls and self._eager.is_late(self.plan.everything[0][1]):
+            if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
@@ -209,7 +219,7 @@ class Recorder:
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
             try:
-                found, seen = self._values(probe, step, fetched, factor)
+                found, seen = self._values(probe, step, sheet, fetched, factor)
             except Exception as error:  # one probe's fault costs the others nothing
                 warn_once(self, error, probe.name)
                 continue
@@ -220,10 +230,11 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        self._sightings.note(self.plan, step, self.parameters.hooked)
+        self._sightings.note(self.plan, step, sheet, self.parameters.hooked)
         if self._keep_calls:
-            self.last_calls = by_path(self.plan.modules, module_calls(step.calls, self.probes, fetched))
-            self.last_gradients = by_path(self.plan.parameters, parameter_calls(step.parameters, fetched))
+            modules, parameters = ([w.site.path for w in s] for s in (self.plan.modules, self.plan.parameters))
+            self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
+            self.last_gradients = parameter_calls(parameters, step.parameters, fetched)
         self.residuals.end()
         self._recorded += 1
         return row
@@ -232,7 +243,7 @@ class Recorder:
         """Decide the site axis of every group that has sites, and let go of the probes of others."""
 
         def quiet(groups: Mapping[str, list[Probe]], length: int) -> Mapping[str, Container[int]]:
-            return leave_out_quiet(groups, self.modules, step, fetched, length, seen_only=self.ranks.size > 1)
+            return leave_out_quiet(groups, self.modules.duties, step, fetched, length, seen_only=self.ranks.size > 1)
 
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         self.axes, self.probes = lay_axes(self.plan, self.probes, step, found, self.ranks, quiet)
@@ -252,7 +263,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        noted = self._sightings.with_open(self.plan, self.current, self.parameters.hooked)
+        sheet = Sheet(self.current, self.modules.duties.watched_by)
+        noted = self._sightings.with_open(self.plan, self.current, sheet, self.parameters.hooked)
         seen = noted.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
@@ -313,6 +325,7 @@ class Recorder:
         return 1e3 * seconds
 
     def _backward_begins(self) -> None:
+        self.modules.hold()
         self.look.read()
         self.backward_begins()
         self.gates.snapshot()
@@ -320,29 +333,21 @@ class Recorder:
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
         if grad_enabled is not None and not self.admits(grad_enabled):
             return self.following
-        if grad_enabled and not self.current.calls:
+        if grad_enabled and not self.current.has_calls:
             self.parameters.attach()  # again, for parameters unfrozen since the step began
         return self.current
 
     def _values(
-        self, probe: Probe, step: StepRecord, fetched: Fetched, factor: float
+        self, probe: Probe, step: StepRecord, sheet: Sheet, fetched: Fetched, factor: float
     ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
-        observations: Observations
-        if probe.tap.axis is Axis.SUBLAYER:
-            topology = self.look.topology
-            observations, sites = self.residuals.along(topology), len(topology) if topology is not None else 0
-        elif probe.tap.axis is Axis.GATE:
-            observations, sites = self.gates.along(probe.tap, step), len(self.gates.gates)
-        elif probe.tap.of_module:
-            observations, sites = module_observations(probe.tap, step.calls), len(self.plan.modules)
-        else:
-            observations, sites = parameter_observations(probe.tap, step.parameters), len(self.plan.parameters)
+        beside = self.residuals, self.gates, self.look.topology
+        observations, sites, blocks = observed(probe, step, sheet, self.plan, beside)
         lengths = self.extents.setdefault(group_of(probe), {})
         if not self._recorded:
             for dim, length in probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
         unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
         scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
-        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths)
+        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen

@@ -7,7 +7,7 @@ same observations unmerged.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from keelscope.board import Fetched, Slot, gather
 from keelscope.calls import Call, CallRecord, ParameterCalls, ParameterRecord, TermSlots, terms_of
+from keelscope.pages import Blocks, no_blocks
 from keelscope.probe import Probe, Tap
 from keelscope.statistics import NORM, Columns, Statistic, Terms
 
@@ -50,7 +51,13 @@ def total_norm(row: RowValues, group: str) -> float:
     return float(np.sqrt(np.square(seen).sum())) if seen.size else math.nan
 
 
-def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
+def module_observations(
+    tap: Tap,
+    calls: Iterable[CallRecord],
+    arrivals: Mapping[int, list[TermSlots]] | None = None,
+    *,
+    trained: bool = False,
+) -> Observations:
     """Observations of one tap over the calls of a step, by site.
 
     Forwards without gradient (a teacher, a validation pass) count only if the step has no other forward.
@@ -58,13 +65,18 @@ def module_observations(tap: Tap, calls: Iterable[CallRecord]) -> Observations:
     Args:
         tap: a tap of modules.
         calls: every call of the step, in order.
+        arrivals: gradients of earlier calls of these sites.
+        trained: whether the step has other forwards with gradient.
 
     Returns:
         Observations by site index; sites without one are absent.
     """
     calls = list(calls)
-    counted = [call for call in calls if call.grad_enabled or call.recomputed] or calls
+    counted = [call for call in calls if call.grad_enabled or call.recomputed]
+    counted = counted if counted or trained else calls
     found: dict[int, list[TermSlots]] = {}
+    if tap is Tap.OUTPUT_GRADIENT and arrivals:
+        found = {site: list(several) for site, several in arrivals.items()}
     for site, kept in _seen(tap, counted):
         if site in found:
             found[site].extend(kept)
@@ -86,12 +98,15 @@ def _seen(tap: Tap, calls: list[CallRecord]) -> list[tuple[int, list[TermSlots]]
     return [(site, kept) for site, slots in several if (kept := [one for one in slots if one])]
 
 
-def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> Observations:
+def parameter_observations(
+    tap: Tap, records: Mapping[int, ParameterRecord], summed: Container[int] = ()
+) -> Observations:
     """Observations of one tap over the parameters of a step.
 
     Args:
         tap: a tap of parameters.
         records: parameter index -> record.
+        summed: parameters whose gradient of the whole step is known otherwise.
 
     Returns:
         Observations by parameter index; parameters without one are absent.
@@ -103,7 +118,8 @@ def parameter_observations(tap: Tap, records: Mapping[int, ParameterRecord]) -> 
     if tap is Tap.STEP_GRADIENT:
         return {i: [record.used] for i, record in records.items() if record.used}
     accumulated = {i: [record.accumulated] for i, record in records.items() if record.accumulated}
-    leaves = {i: kept for i, record in records.items() if (kept := [one for one in record.leaf if one])}
+    parts = ((i, [one for one in record.leaf if one]) for i, record in records.items() if record.leaf)
+    leaves = {i: kept for i, kept in parts if kept and i not in summed}
     return leaves | accumulated if leaves else accumulated
 
 
@@ -115,6 +131,7 @@ def probe_values(
     *,
     factor: float = 1.0,
     extents: Mapping[str, int] | None = None,
+    blocks: Blocks = no_blocks,
 ) -> tuple[Values, NDArray[np.bool_]]:
     """Every statistic of a probe over the whole site axis.
 
@@ -125,17 +142,22 @@ def probe_values(
         sites: length of the site axis.
         factor: what the tensors are multiplied by, to take a loss scale out of gradients.
         extents: axis -> how many of its coordinates are kept, see `probe_extents`.
+        blocks: what the kernel saw before all of that.
 
     Returns:
         Statistic name -> ``[site, ...]``, NaN where a site was not observed; and ``[site]``, whether it was.
     """
-    merged = {terms: _merged(probe, terms, observations, fetched) for terms in terms_of(probe)}
+    merged = {terms: _merged(probe, terms, observations, fetched, blocks) for terms in terms_of(probe)}
     observed = np.zeros(sites, dtype=np.bool_)
     for found in merged.values():
         observed[found.sites] = True
     with np.errstate(all="ignore"):
         columns = {terms: _columns(terms, found, factor) for terms, found in merged.items()}
-        values = {s.name: _spread(s, merged[s.terms].sites, columns[s.terms], sites) for s in probe.statistics}
+        values = {
+            s.name: _spread(s, found.sites, columns[s.terms], sites, is_ordered=found.is_ordered)
+            for s in probe.statistics
+            for found in [merged[s.terms]]
+        }
     for statistic in probe.statistics:
         if statistic.dims and extents:
             kept = (slice(extents.get(dim)) for dim in statistic.dims)
@@ -170,21 +192,33 @@ class _Merged:
     sites: NDArray[np.intp]
     first: NDArray[np.float64]
     union: NDArray[np.float64]
+    is_ordered: bool = False
+    """Whether sites rise."""
 
 
-def _merged(probe: Probe, terms: Terms, observations: Observations, fetched: Fetched) -> _Merged:
+def _merged(
+    probe: Probe, terms: Terms, observations: Observations, fetched: Fetched, blocks: Blocks = no_blocks
+) -> _Merged:
     key = (probe.name, terms)
+    block = blocks(probe, terms)
+    if block is not None and not observations:
+        return _Merged(block.sites, block.rows, block.rows, is_ordered=True)
+    several = [(site, found) for site, slots in observations.items() if (found := [s[key] for s in slots if key in s])]
+    packed = {} if block is None else dict(zip(block.sites.tolist(), block.rows, strict=True))
     sites: list[int] = []
     firsts: list[Slot] = []
     repeated: list[tuple[int, list[Slot]]] = []
-    for site, several in observations.items():
-        found = [slots[key] for slots in several if key in slots]
-        if found:
-            if len(found) > 1:
-                repeated.append((len(sites), found[1:]))
-            sites.append(site)
-            firsts.append(found[0])
+    for site, found in several:
+        first = packed.pop(site, None)
+        slots = found if first is None else [first.tobytes(), *found]
+        if len(slots) > 1:
+            repeated.append((len(sites), slots[1:]))
+        sites.append(site)
+        firsts.append(slots[0])
     first = gather(firsts, terms, fetched)
+    if packed:
+        sites += packed
+        first = np.concatenate([first, np.stack(list(packed.values()))])
     union = first.copy() if repeated else first
     for row, others in repeated:
         for more in gather(others, terms, fetched):
@@ -201,48 +235,59 @@ def _columns(terms: Terms, merged: _Merged, factor: float) -> tuple[Columns, Col
 
 
 def _spread(
-    statistic: Statistic, observed: NDArray[np.intp], columns: tuple[Columns, Columns], sites: int
+    statistic: Statistic, observed: NDArray[np.intp], columns: tuple[Columns, Columns], sites: int, *, is_ordered: bool
 ) -> NDArray[np.float64]:
     """Finished values at their place on the site axis."""
+    finished = statistic.finish(columns[0] if statistic.mergeable else columns[1]) if observed.size else None
+    if len(observed) == sites and is_ordered and finished is not None:
+        return np.array(finished, dtype=np.float64)
     values = np.full((sites, *(len(statistic.coords[dim]) for dim in statistic.dims)), np.nan)
-    if observed.size:
-        values[observed] = statistic.finish(columns[0] if statistic.mergeable else columns[1])
+    if finished is not None:
+        values[observed] = finished
     return values
 
 
-def module_calls(calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched) -> dict[int, list[Call]]:
+def module_calls(
+    paths: Sequence[str], calls: Iterable[CallRecord], probes: Iterable[Probe], fetched: Fetched
+) -> dict[str, list[Call]]:
     """Every call of a step by site, as plain numbers.
 
     Args:
+        paths: of the sites.
         calls: the records, in call order.
         probes: the probes of the watch.
         fetched: terms of the step.
 
     Returns:
-        Site index -> calls in order.
+        Path -> calls in order.
     """
     probes = list(probes)
     before, after = ([probe for probe in probes if probe.tap is tap] for tap in (Tap.INPUT, Tap.OUTPUT))
-    found: dict[int, list[Call]] = {}
+    found: dict[str, list[Call]] = {}
     for call in calls:
         leaves = {path: tuple(_norm(slots, fetched) for slots in events) for path, events in call.leaves.items()}
         values = _plain(before, call.inputs, fetched), _plain(after, call.outputs, fetched)
         dtype = str(call.dtype).removeprefix("torch.") if call.dtype else ""
-        found.setdefault(call.site, []).append(Call(call.grad_enabled, *values, leaves, dtype))
+        found.setdefault(paths[call.site], []).append(Call(call.grad_enabled, *values, leaves, dtype))
     return found
 
 
-def parameter_calls(records: Mapping[int, ParameterRecord], fetched: Fetched) -> dict[int, ParameterCalls]:
+def parameter_calls(
+    paths: Sequence[str], records: Mapping[int, ParameterRecord], fetched: Fetched
+) -> dict[str, ParameterCalls]:
     """Gradient norms of every backward pass, by parameter.
 
     Args:
+        paths: of the parameters.
         records: parameter index -> record.
         fetched: terms of the step.
 
     Returns:
-        Parameter index -> its gradients.
+        Path -> its gradients.
     """
-    return {i: ParameterCalls(tuple(_norm(slots, fetched) for slots in record.leaf)) for i, record in records.items()}
+    return {
+        paths[i]: ParameterCalls(tuple(_norm(slots, fetched) for slots in record.leaf)) for i, record in records.items()
+    }
 
 
 def _plain(probes: Iterable[Probe], slots: TermSlots, fetched: Fetched) -> dict[str, float]:

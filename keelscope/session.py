@@ -240,7 +240,7 @@ class Watch:
 
     def _finish(self, *, keep_open_row: bool) -> None:
         open_row = self._recorder.current
-        evaluated = self._clock.untouched and bool(open_row.calls)  # a model that only runs forward
+        evaluated = self._clock.untouched and open_row.has_calls  # a model that only runs forward
         worth = keep_open_row and (open_row.saw_backward or open_row.saw_forward or evaluated)
         if self._recording and (self._complete or worth):
             self._close_row()
@@ -294,7 +294,7 @@ class Watch:
     def _backward_begins(self) -> None:
         """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
         self._idle.backward_begins()
-        if self._complete and not self._recorder.current.calls:
+        if self._complete and not self._recorder.current.has_calls:
             self._next_row()
 
     def _close_unseen_step(self) -> None:
@@ -333,8 +333,7 @@ class Watch:
         following = self._schedule.records(self._clock.completed)
         if self._recording and not self._complete:
             self._complete = True
-            if not following:
-                self._recorder.pause()
+            self._recorder.rest(pause=not following)
         else:
             self._journal.flush(self._clock.completed - 1)
             if following:

@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from keelscope.calls import StepRecord
 from keelscope.coverage import Seen
+from keelscope.pages import Sheet
 from keelscope.sites import SitePlan
 from keelscope.taps import Tap
 
@@ -30,16 +34,22 @@ class Sightings:
     """Parameters that required a gradient while a step ran."""
     _reached: set[int] = field(default_factory=set)
     """Their indices."""
+    _found: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    """What arrays of the kernel have shown already."""
 
-    def note(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> None:
+    def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> None:
         """Take in a step.
 
         Args:
             plan: the sites.
             step: what it showed.
+            sheet: what the kernel saw of its calls.
             trainable: identity of the parameters that required a gradient on it.
         """
         self.trainable.update(trainable)
+        self.called.update(id(plan.modules[site].module) for site in self._fresh("called", sheet.called))
+        self.with_gradient.update(id(plan.modules[site].module) for site in self._fresh("reached", sheet.reached))
+        self.with_gradient.update(id(plan.modules[site].module) for site in step.arrivals)
         for call in step.calls:
             key = id(plan.modules[call.site].module)
             if key not in self.with_gradient:
@@ -48,15 +58,33 @@ class Sightings:
                     self.with_gradient.add(key)
         for i, record in step.parameters.items():
             if i not in self._reached and record.gradient():
-                self._reached.add(i)
-                self.parameters.add(id(plan.parameters[i].parameter))
+                self._add(plan, i)
+        for (tap, *_), dense in step.dense.items():
+            if tap is Tap.PARAMETER_GRADIENT:
+                for i in self._fresh("parameters", dense.seen):
+                    self._add(plan, i)
 
-    def with_open(self, plan: SitePlan, step: StepRecord, trainable: Iterable[int] = ()) -> Sightings:
+    def _fresh(self, which: str, found: NDArray[np.bool_]) -> list[int]:
+        """Sites that were not found on an earlier step."""
+        before = self._found.get(which)
+        if before is None or len(before) != len(found):
+            before = self._found[which] = np.zeros_like(found)
+        fresh: list[int] = np.flatnonzero(found > before).tolist()
+        if fresh:
+            before |= found
+        return fresh
+
+    def _add(self, plan: SitePlan, i: int) -> None:
+        self._reached.add(i)
+        self.parameters.add(id(plan.parameters[i].parameter))
+
+    def with_open(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> Sightings:
         """What will have been noted once the open step is closed.
 
         Args:
             plan: the sites.
             step: what it has shown so far.
+            sheet: what the kernel saw of its calls so far.
             trainable: identity of the parameters that require a gradient on it.
 
         Returns:
@@ -64,9 +92,9 @@ class Sightings:
         """
         if not step.saw_backward:
             return self
-        noted = (self.called, self.with_gradient, self.parameters, self.trainable, self._reached)
-        later = Sightings(*map(set, noted))
-        later.note(plan, step, trainable)
+        called, arrived = set(self.called), set(self.with_gradient)
+        later = Sightings(called, arrived, set(self.parameters), set(self.trainable), set(self._reached))
+        later.note(plan, step, sheet, trainable)
         return later
 
     def seen(

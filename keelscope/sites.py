@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TypeVar
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -27,13 +26,11 @@ __all__ = [
     "SitePlan",
     "WatchedModule",
     "WatchedParameter",
-    "by_path",
     "clean_path",
     "plan_sites",
     "relabelled",
 ]
 
-_T = TypeVar("_T")
 Selector = str | re.Pattern[str] | type | tuple[type, ...] | Callable[[str, nn.Module], bool]
 
 SOUGHT = "activation"
@@ -77,11 +74,6 @@ class SitePlan:
     def place(self, path: str) -> tuple[str, int]:
         """Stack and position of the entry a path lies in, ``("", -1)`` outside every stack."""
         return _place(path, self.entries)
-
-
-def by_path(watched: Sequence[WatchedModule | WatchedParameter], found: Mapping[int, _T]) -> dict[str, _T]:
-    """What was found by index, under the paths of the sites instead."""
-    return {watched[i].site.path: value for i, value in found.items()}
 
 
 def clean_path(path: str) -> str:

@@ -11,15 +11,14 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from keelscope.containment import NO_OP, Unscriptable, contained
-from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
+from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
@@ -50,7 +49,8 @@ class Look:
         """Identity of every module that ran while listened to."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
-        self._handles = ExitStack()
+        self._placed: list[tuple[nn.Module, int, int]] = []
+        """Modules, and the numbers of the hooks on them."""
         self._is_read = False
         self._is_first = True
         self._left = 0
@@ -96,7 +96,12 @@ class Look:
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
-        self._handles.close()
+        for module, before, after in self._placed:
+            module._forward_pre_hooks.pop(before, None)
+            module._forward_pre_hooks_with_kwargs.pop(before, None)
+            module._forward_hooks.pop(after, None)
+            module._forward_hooks_with_kwargs.pop(after, None)
+        self._placed.clear()
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -116,8 +121,7 @@ class Look:
         except (RuntimeError, AttributeError):
             self.ran.add(id(module))  # a scripted module takes no hooks; what it does is unknown
             return
-        self._handles.callback(before.remove)
-        self._handles.callback(after.remove)
+        self._placed.append((module, before.id, after.id))  # by number: two handles take twenty times the memory
 
     @contained
     def _before(self, path: str, module: nn.Module) -> None:

@@ -5,31 +5,9 @@
    A block is read twice while it lies in the first cache: an integer scan of the bit patterns for the largest
    magnitude, zeros and non-finite entries, then the moments; each loop alone is one that compilers vectorise. */
 
-#define PY_SSIZE_T_CLEAN
-#define Py_LIMITED_API 0x030B0000
-#include <Python.h>
+#include "kernel.h"
 
-#include <math.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-/* Compiled once per instruction set, chosen when the module is loaded: wheels are moved between machines. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__has_attribute)
-#if __has_attribute(target_clones)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("default", "avx2", "avx512f")))
-#endif
-#endif
-#ifndef FOR_EACH_PROCESSOR
-#define FOR_EACH_PROCESSOR
-#endif
-
-#define BLOCK 1024            /* counts of a block fit into 16 bits */
-#define LONG_ENOUGH (1 << 14) /* entries; below this giving the interpreter lock away costs more than the pass */
-
-typedef struct {
-    double count, mean, m2, max_abs, zeros, nonfinite;
-} Moments;
+#define BLOCK 1024 /* counts of a block fit into 16 bits */
 
 static inline double of_f64(uint64_t bits) {
     double value;
@@ -117,39 +95,22 @@ KERNELS(f64, uint64_t, int64_t, 0x7FF0000000000000, of_f64, of_f64)
 KERNELS(bf16, uint16_t, int16_t, 0x7F80, of_bf16, of_bf16)
 KERNELS(f16, uint16_t, int16_t, 0x7C00, of_finite_f16, of_f16)
 
-typedef struct {
-    size_t width;
-    void (*moments)(const void *, size_t, Moments *);
-    double (*squares)(const void *, size_t);
-} Kind;
-
-static const Kind KINDS[] = {
+static const Kind kinds[KINDS] = {
     {4, moments_f32, squares_f32},
     {8, moments_f64, squares_f64},
     {2, moments_bf16, squares_bf16},
     {2, moments_f16, squares_f16},
 };
 
-/* What torch gives to recognise a tensor by; set once by prepare(), kept for the life of the process. */
-static struct {
-    PyObject *tensor, *parameter, *strided, *dtypes[sizeof KINDS / sizeof *KINDS];
-    PyObject *is_contiguous, *is_neg, *numel, *data_ptr; /* methods of torch.Tensor, to be called with a tensor */
-    PyObject *layout, *is_cpu, *dtype, *shape;           /* names */
-} torch;
+Torch torch;
 
-typedef struct {
-    const Kind *kind;
-    const char *address;
-    size_t count;
-} Place;
-
-static int is_true(PyObject *owned) {
+int is_true(PyObject *owned) {
     const int yes = owned == Py_True;
     Py_XDECREF(owned);
     return yes;
 }
 
-static size_t as_size(PyObject *owned) {
+size_t as_size(PyObject *owned) {
     const size_t size = owned == NULL ? (size_t)-1 : PyLong_AsSize_t(owned);
     Py_XDECREF(owned);
     return size;
@@ -158,15 +119,14 @@ static size_t as_size(PyObject *owned) {
 static const Kind *kind_of(PyObject *tensor) {
     PyObject *dtype = PyObject_GetAttr(tensor, torch.dtype);
     const Kind *kind = NULL;
-    for (size_t i = 0; dtype != NULL && i < sizeof KINDS / sizeof *KINDS; i++) {
-        if (dtype == torch.dtypes[i]) kind = &KINDS[i];
+    for (int i = 0; dtype != NULL && i < KINDS; i++) {
+        if (dtype == torch.dtypes[i]) kind = &kinds[i];
     }
     Py_XDECREF(dtype);
     return kind;
 }
 
-/* Finds a tensor that lies in host memory as it reads: contiguous, not negated, really written. */
-static int find(PyObject *tensor, Place *place) {
+int find(PyObject *tensor, Place *place) {
     const PyObject *type = (PyObject *)Py_TYPE(tensor);
     if (torch.tensor == NULL || (type != torch.tensor && type != torch.parameter)) return 0;
     PyObject *layout = PyObject_GetAttr(tensor, torch.layout);
@@ -184,25 +144,15 @@ static int find(PyObject *tensor, Place *place) {
     return 1;
 }
 
-static PyObject *packed(const double *values, size_t count) {
-    return PyBytes_FromStringAndSize((const char *)values, (Py_ssize_t)(count * sizeof *values));
+int sizes_of(PyObject *tensor, size_t *shape) {
+    PyObject *sizes = PyObject_GetAttr(tensor, torch.shape);
+    const int is_known = sizes != NULL && PyTuple_Size(sizes) == 3;
+    for (int i = 0; is_known && i < 3; i++) shape[i] = PyLong_AsSize_t(PyTuple_GetItem(sizes, i));
+    Py_XDECREF(sizes);
+    return is_known;
 }
 
-static PyObject *moments_of(const Place *place) {
-    Moments found;
-    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    place->kind->moments(place->address, place->count, &found);
-    if (state != NULL) PyEval_RestoreThread(state);
-    return packed(&found.count, 6);
-}
-
-static PyObject *squares_of(const Place *place) {
-    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    const double found[2] = {(double)place->count, place->kind->squares(place->address, place->count)};
-    if (state != NULL) PyEval_RestoreThread(state);
-    return packed(found, 2);
-}
-
+/* Over the later half of positions: sum of log10 of norms, tokens with a norm above 0, tokens at 0. */
 static void late_norms(const Place *place, const size_t *shape, double *found) {
     const size_t batch = shape[0], length = shape[1], width = shape[2], stride = width * place->kind->width;
     for (size_t sample = 0; sample < batch; sample++) {
@@ -218,29 +168,53 @@ static void late_norms(const Place *place, const size_t *shape, double *found) {
     }
 }
 
-/* NULL without an exception: not [batch, position, feature], or nothing in it. */
-static PyObject *late_tokens_of(const Place *place, PyObject *tensor) {
-    size_t shape[3];
-    double found[3] = {0, 0, 0};
-    PyObject *sizes = PyObject_GetAttr(tensor, torch.shape);
-    if (sizes == NULL) return NULL;
-    const int is_known = PyTuple_Size(sizes) == 3 && place->count > 0;
-    for (int i = 0; is_known && i < 3; i++) shape[i] = PyLong_AsSize_t(PyTuple_GetItem(sizes, i));
-    Py_DECREF(sizes);
-    if (!is_known) return NULL;
-    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    late_norms(place, shape, found);
-    if (state != NULL) PyEval_RestoreThread(state);
-    return packed(found, 3);
+size_t columns_of(int routine) {
+    static const size_t columns[ROUTINES] = {sizeof(Moments) / sizeof(double), 2, 3};
+    return columns[routine];
 }
 
-static PyObject *run(const Place *place, PyObject *tensor, long routine) {
-    switch (routine) {
-        case 0: return moments_of(place);
-        case 1: return squares_of(place);
-        case 2: return late_tokens_of(place, tensor);
-        default: PyErr_Format(PyExc_ValueError, "no routine has the number %ld", routine); return NULL;
+void fill(int routine, const Place *place, const size_t *shape, double *columns) {
+    PyThreadState *state = place->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
+    if (routine == MOMENTS) {
+        Moments found;
+        place->kind->moments(place->address, place->count, &found);
+        memcpy(columns, &found, sizeof found);
+    } else if (routine == SQUARES) {
+        columns[0] = (double)place->count;
+        columns[1] = place->kind->squares(place->address, place->count);
+    } else {
+        columns[0] = columns[1] = columns[2] = 0;
+        if (shape != NULL && place->count > 0) late_norms(place, shape, columns);
     }
+    if (state != NULL) PyEval_RestoreThread(state);
+}
+
+static PyObject *packed(const double *columns, size_t count) {
+    return PyBytes_FromStringAndSize((const char *)columns, (Py_ssize_t)(count * sizeof *columns));
+}
+
+/* NULL without an exception where these are no gains. */
+static PyObject *of_gains(const Place *place, long routine) {
+    double columns[GAIN_BINS];
+    const double *gains = (const double *)(const void *)place->address;
+    if (place->kind != &kinds[1] || place->count % GAINS) return NULL;
+    if (routine == GAIN_COUNTS) count_gains(gains, place->count / GAINS, columns);
+    else sum_gains(gains, place->count / GAINS, columns);
+    return packed(columns, routine == GAIN_COUNTS ? GAIN_BINS : 2 + GAINS);
+}
+
+/* Packed terms; NULL without an exception where there are no tokens, or gains. */
+static PyObject *run(const Place *place, PyObject *tensor, long routine) {
+    double columns[sizeof(Moments) / sizeof(double)];
+    size_t shape[3];
+    if (routine < 0 || routine > GAIN_COUNTS) {
+        PyErr_Format(PyExc_ValueError, "no routine has the number %ld", routine);
+        return NULL;
+    }
+    if (routine >= ROUTINES) return of_gains(place, routine);
+    if (routine == LATE_TOKENS && (!sizes_of(tensor, shape) || place->count == 0)) return NULL;
+    fill((int)routine, place, shape, columns);
+    return packed(columns, columns_of((int)routine));
 }
 
 /* measure(program, tensor): the program is a tuple key, routine, key, routine, ... */
@@ -290,6 +264,36 @@ static PyObject *measure_all(PyObject *module, PyObject *const *arguments, Py_ss
     return found;
 }
 
+/* pack_all(routine, tensors): packed terms of all tensors of a list, zeros where only torch can read, and their places */
+static PyObject *pack_all(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    (void)module;
+    const long routine = given == 2 ? PyLong_AsLong(arguments[0]) : -1;
+    if (routine < 0 || routine >= LATE_TOKENS || !PyList_Check(arguments[1])) {
+        PyErr_SetString(PyExc_TypeError, "pack_all() takes the number of a routine without shapes and a list of tensors");
+        return NULL;
+    }
+    const Py_ssize_t count = PyList_Size(arguments[1]);
+    const size_t width = columns_of((int)routine);
+    double *columns = PyMem_Calloc((size_t)count * width + 1, sizeof *columns);
+    PyObject *left = PyList_New(0), *found = NULL;
+    int failed = columns == NULL || left == NULL;
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        Place place;
+        if (find(PyList_GetItem(arguments[1], i), &place)) {
+            fill((int)routine, &place, NULL, columns + (size_t)i * width);
+            continue;
+        }
+        PyErr_Clear();
+        PyObject *index = PyLong_FromSsize_t(i);
+        failed = index == NULL || PyList_Append(left, index) < 0;
+        Py_XDECREF(index);
+    }
+    if (!failed) found = Py_BuildValue("y#O", columns, (Py_ssize_t)((size_t)count * width * sizeof *columns), left);
+    PyMem_Free(columns);
+    Py_XDECREF(left);
+    return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;
+}
+
 /* prepare(torch.Tensor, torch.nn.Parameter, torch.strided, torch.float32, float64, bfloat16, float16) */
 static PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
     (void)module;
@@ -315,15 +319,22 @@ static PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_
 
 static PyMethodDef METHODS[] = {
     {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, "Say what tensors are recognised by."},
+    {"prepare_hooks", (PyCFunction)(void (*)(void))prepare_hooks, METH_FASTCALL, "Say what hooks ask torch with."},
     {"measure", (PyCFunction)(void (*)(void))measure, METH_FASTCALL,
      "measure(program, tensor) -> key: packed terms; None where only torch can read the tensor"},
     {"measure_all", (PyCFunction)(void (*)(void))measure_all, METH_FASTCALL,
      "measure_all(routine, tensors) -> packed terms of each; None where only torch can read the tensor"},
+    {"norm_gains", norm_gains, METH_VARARGS, "gains of the rows of a norm; None where only torch can read it"},
+    {"norm_transport", norm_transport, METH_VARARGS, "squares of a gradient after and before a norm, by row; or None"},
+    {"pack_all", (PyCFunction)(void (*)(void))pack_all, METH_FASTCALL,
+     "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
     {NULL, NULL, 0, NULL},
 };
 
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, add_hooks}, {0, NULL}};
+
 static struct PyModuleDef MODULE = {
-    PyModuleDef_HEAD_INIT, "_kernel", "One pass over tensors in host memory; see keelscope.kernel.", 0, METHODS, NULL,
+    PyModuleDef_HEAD_INIT, "_kernel", "One pass over tensors in host memory; see keelscope.kernel.", 0, METHODS, SLOTS,
     NULL, NULL, NULL,
 };
 

@@ -132,7 +132,7 @@ def test_calls_in_plain_numbers():
     inputs = TensorProbe("i", Tap.INPUT, (RMS,))
     x, g = torch.tensor([3.0, 4.0]), torch.tensor([0.0, 2.0])
     record = call(5, inputs=slots(board, x, inputs), outputs=slots(board, x), leaves={"h": [slots(board, g)], "n": []})
-    (got,) = module_calls([record], [PROBE, inputs], board.fetch())[5]
+    (got,) = module_calls("abcdef", [record], [PROBE, inputs], board.fetch())["f"]
     assert got.inputs == {"rms": pytest.approx(math.sqrt(12.5)), "count": 2}
     assert got.outputs == {"mean": 3.5, "norm": pytest.approx(5), "max_abs": 4, "count": 2}
     assert got.leaves == {"h": (2,), "n": ()}
@@ -147,9 +147,9 @@ def test_calls_in_plain_numbers():
         0: ParameterRecord(leaf=[slots(board, x, squares), slots(board, g, squares)]),
         1: ParameterRecord(leaf=[slots(board, x, mean)]),
     }
-    got = parameter_calls(records, board.fetch())
-    assert got[0].per_backward == (5, 2)
-    assert math.isnan(got[1].per_backward[0]), "terms without squares have no norm"
+    got = parameter_calls(["w", "b"], records, board.fetch())
+    assert got["w"].per_backward == (5, 2)
+    assert math.isnan(got["b"].per_backward[0]), "terms without squares have no norm"
 
 
 class TestBoard:

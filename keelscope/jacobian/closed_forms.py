@@ -21,8 +21,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from keelscope import kernel
 from keelscope.entries import constant
-from keelscope.jacobian.norms import NormForm, Numbers, fold, folded_gain, row_scale, running_scale, times, unfold
+from keelscope.jacobian.norms import (
+    NormForm,
+    Numbers,
+    fold,
+    folded_gain,
+    kernel_form,
+    row_scale,
+    running_scale,
+    times,
+    unfold,
+)
 from keelscope.jacobian.rowsums import TINY, in_pieces, numbers, over_rows, square_sum, tensor, weighted
 
 __all__ = ["RowGains", "frobenius_gain", "row_gains", "transported_squares", "vector_jacobian"]
@@ -106,6 +117,10 @@ def row_gains(form: NormForm, x: Tensor) -> RowGains:
     Returns:
         Gains, one per row.
     """
+    plain = kernel_form(form, x)
+    packed = None if plain is None else kernel.norm_gains(x, *plain)
+    if packed is not None:
+        return RowGains(torch.frombuffer(packed, dtype=torch.float64).reshape(-1, 6))
     rows = fold(form, x.detach())
     squares = folded_gain(form, form.gamma, x).square()  # [repeat, width]
     if form.kind == "batch_eval":
@@ -241,6 +256,11 @@ def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Te
     Returns:
         Two tensors ``[row]`` in float64.
     """
+    plain = kernel_form(form, x)
+    packed = None if plain is None else kernel.norm_transport(x, gradient, *plain)
+    if packed is not None:
+        both = torch.frombuffer(packed, dtype=torch.float64).reshape(2, -1)
+        return both[0], both[1]
     rows, through = fold(form, x.detach()), fold(form, gradient.detach())
     if form.entrywise:
         after = fold(form, vector_jacobian(form, x, gradient.to(torch.float64)))

@@ -28,6 +28,7 @@ __all__ = [
     "Unit",
     "fold",
     "folded_gain",
+    "kernel_form",
     "normalise",
     "row_scale",
     "running_scale",
@@ -47,6 +48,7 @@ Numbers = Any
 """A tensor, or a numpy array of one on the CPU: an operation on a few numbers costs a third there."""
 
 _CENTRED = frozenset({"layer", "group", "instance", "batch"})
+_FLOORS = ("root", "sum", "max")
 _ENTRYWISE = frozenset({"batch_eval", "dyt"})
 
 
@@ -128,6 +130,24 @@ def fold(form: NormForm, x: Tensor) -> Tensor:
     if form.layout == "groups":
         return x.reshape(x.shape[0] * form.groups, -1)
     return x.transpose(0, 1).reshape(form.shape[0], -1)
+
+
+def kernel_form(form: NormForm, x: Tensor) -> tuple[Tensor | float, int, float, bool, int, bool] | None:
+    """A form as `keelscope.kernel.norm_gains` takes it.
+
+    Args:
+        form: any form.
+        x: an input that it accepts.
+
+    Returns:
+        Gamma, entries of a row, epsilon, whether rows are centred, how epsilon keeps s above 0, whether m is a sum;
+        None for norms over anything but the last dimensions, and those that act entry by entry.
+    """
+    if form.layout != "last" or form.entrywise:
+        return None
+    width = form.width if form.shape else x.shape[-1]
+    gamma = form.gamma.detach() if isinstance(form.gamma, Tensor) else float(form.gamma)
+    return gamma, width, form.epsilon(x.dtype), form.centred, _FLOORS.index(form.floor), form.unit == "length"
 
 
 def unfold(form: NormForm, rows: Tensor, like: Tensor) -> Tensor:

@@ -52,6 +52,7 @@ class Committer:
         self._datasets = {name: [*columns.values(), self._steps[name]] for name, columns in self._columns.items()}
         self._datasets[SCALARS] = [*self._scalars, self._wall_time, self._steps[SCALARS]]
         self._rows = dict.fromkeys(self._steps, 0)
+        self._opened = [_opened(dataset) for datasets in self._datasets.values() for dataset in datasets]
 
     @property
     def rows(self) -> int:
@@ -67,7 +68,7 @@ class Committer:
         Returns:
             Bytes of the chunks it may open.
         """
-        return sum(_allocation(dataset, n_rows) for datasets in self._datasets.values() for dataset in datasets)
+        return sum(math.ceil(n_rows / rows + 1) * size for rows, size in self._opened)
 
     def commit(self, batch: Sequence[PackedRow]) -> None:
         """Write rows and mark them as committed.
@@ -139,7 +140,8 @@ def _append(dataset: h5py.Dataset, start: int, block: NDArray[np.generic]) -> No
     handle.flush()
 
 
-def _allocation(dataset: h5py.Dataset, n_rows: int) -> int:
+def _opened(dataset: h5py.Dataset) -> tuple[int, int]:
+    """Rows that one chunk holds, and the bytes of all chunks over the other axes."""
     chunk = dataset.chunks
     tiles = math.prod(math.ceil(size / width) for size, width in zip(dataset.shape[1:], chunk[1:], strict=True))
-    return int(math.ceil(n_rows / chunk[0] + 1) * tiles * math.prod(chunk) * dataset.dtype.itemsize)
+    return chunk[0], int(tiles * math.prod(chunk) * dataset.dtype.itemsize)

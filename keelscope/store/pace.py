@@ -28,7 +28,7 @@ class Pace:
         1800.0
     """
 
-    batch: int = 16
+    batch: int = 64
     """Rows after which they are committed."""
     delay: float = 1.0
     """How long a row waits at most before it is committed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.overview import Overview, joined, reduced
 from keelscope.store.schema import SCALARS, CoverageEntry, GroupSpec, RunInfo, StatisticSpec
-from keelscope.store.series import Series
+from keelscope.store.series import Series, united
 from keelscope.store.source import RunSource
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Run:
         """Every step on which a statistic was recorded, ``[step]``; scalars may have been logged on more."""
         if not self.groups:
             return self._source.steps(SCALARS)
-        return reduce(np.union1d, (self._source.steps(name) for name in self.groups))
+        return united(self._source.steps(name) for name in self.groups)
 
     def keys(self) -> list[str]:
         """Names of all series.

@@ -5,8 +5,10 @@ Produced by `keelscope.store.reader.Run`; consumed by the analysis, the figures 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from keelscope.store.schema import Site
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Series"]
+__all__ = ["Series", "united"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,3 +124,19 @@ class Series:
         if self.steps.size == 0:
             return "no step is recorded"
         return f"{self.steps.size} steps are recorded, {self.steps[0]} to {self.steps[-1]}"
+
+
+def united(sequences: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """All steps of several rising sequences, which most often are the same.
+
+    Args:
+        sequences: ``[step]`` each, at least one.
+
+    Returns:
+        ``[step]``, rising.
+
+    Example:
+        >>> united([np.array([0, 2]), np.array([0, 2]), np.array([1])])
+        array([0, 1, 2])
+    """
+    return reduce(lambda a, b: a if np.array_equal(a, b) else np.union1d(a, b), sequences)

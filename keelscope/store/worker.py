@@ -1,6 +1,6 @@
 """The writer thread: takes packed rows from a bounded queue and commits them, and never lets an error reach training.
 
-`writer.RunWriter` owns one. A row is committed when 16 are waiting or the oldest waits for a second. When the disk is
+`writer.RunWriter` owns one. A row is committed when 64 are waiting or the oldest waits for a second. When the disk is
 full or gone, recording stops, rows are counted as dropped, and writing is tried again after a minute.
 """
 
@@ -23,6 +23,7 @@ from keelscope.store.schema import RunLayout
 __all__ = ["Worker"]
 
 _FLUSH_TIMEOUT = 60.0
+_LARGEST_BATCH = 64
 
 
 class Worker:
@@ -141,7 +142,7 @@ class Worker:
     def _next_batch(self) -> list[PackedRow]:
         """Rows that wait, up to the first of another layout."""
         with self._wake:
-            rows = [row for _, row in list(self._queue)[: 4 * self._pace.batch]]
+            rows = [row for _, row in list(self._queue)[: min(4 * self._pace.batch, _LARGEST_BATCH)]]
         return list(takewhile(lambda row: row.layout is rows[0].layout, rows))
 
     def _guarded(self, action: Callable[[], None]) -> None:

@@ -29,7 +29,7 @@ __all__ = ["RunWriter"]
 class RunWriter:
     """Writes one run file. The file exists, readable by others, as soon as the constructor returns.
 
-    Rows are committed by a thread of its own, 16 at a time or after one second. When the disk is full or gone,
+    Rows are committed by a thread of its own, 64 at a time or after one second. When the disk is full or gone,
     recording stops with one `RecordingWarning` and training goes on. A forked child never writes. `close` also runs at
     interpreter exit and when the writer is garbage collected. A closed run is sealed, see `sealer`.
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.kernel import Routine
+from keelscope.onhost import host_entries
 from keelscope.probe import Tap, TensorProbe
 from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, Terms
 
@@ -23,11 +24,19 @@ def _late_tokens_of(gradient: Tensor) -> Tensor:
     if gradient.dim() != 3 or gradient.layout != torch.strided or gradient.is_complex() or gradient.numel() == 0:
         return torch.zeros(3, dtype=torch.float64, device=gradient.device)
     late = gradient[:, gradient.shape[1] // 2 :]  # [batch, late position, feature]
+    entries = host_entries(late)
+    if entries is not None:
+        wide = entries.astype(np.float64)
+        with np.errstate(all="ignore"):
+            squares = np.einsum("btd,btd->bt", wide, wide)  # [batch, late position]
+            above = squares[squares != 0]
+            logs = 0.5 * float(np.log10(above).sum())
+        return torch.tensor([logs, above.size, squares.size - above.size], dtype=torch.float64)
     norms = torch.linalg.vector_norm(late, dim=-1, dtype=torch.float64)  # [batch, late position]
     zero = norms == 0
     zeros = torch.count_nonzero(zero)
-    logs = norms.masked_fill_(zero, 1.0).log10_().sum()
-    return torch.stack([logs, norms.numel() - zeros, zeros])
+    total = norms.masked_fill_(zero, 1.0).log10_().sum()
+    return torch.stack([total, norms.numel() - zeros, zeros])
 
 
 def _shifted(terms: NDArray[np.float64], factor: float) -> NDArray[np.float64]:

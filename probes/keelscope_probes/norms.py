@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from keelscope.entries import constant, local_shard, plainly
 from keelscope.jacobian.closed_forms import row_gains, transported_squares
 from keelscope.jacobian.recognition import Recogniser
 from keelscope.jacobian.spectrum import spectral_rows, top_singular_values
+from keelscope.kernel import Routine
 from keelscope.probe import Tap, TensorProbe, Tensors
 from keelscope.statistics import Columns, Statistic, Terms, additive
 
@@ -69,7 +71,13 @@ def _merge_rows(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.fl
     return merged
 
 
-_ROWS = Terms("norm_rows", ("rows", "sigma", "gain", "_", "share", "input", "gamma", "scale"), _rows_of, _merge_rows)
+_ROWS = Terms(
+    "norm_rows",
+    ("rows", "sigma", "gain", "_", "share", "input", "gamma", "scale"),
+    _rows_of,
+    _merge_rows,
+    routine=Routine.GAIN_SUMS,
+)
 
 
 def _histogram_of(gains: Tensor) -> Tensor:
@@ -87,7 +95,10 @@ def _edges(device: torch.device) -> Tensor:
         return torch.exp2(2 / _OCTAVE * steps)
 
 
-_HISTOGRAM = additive("norm_gain_histogram", tuple(f"bin_{i}" for i in range(_BINS)), _histogram_of)
+_HISTOGRAM = replace(
+    additive("norm_gain_histogram", tuple(f"bin_{i}" for i in range(_BINS)), _histogram_of),
+    routine=Routine.GAIN_COUNTS,
+)
 
 
 def _quantiles(t: Columns) -> NDArray[np.float64]:

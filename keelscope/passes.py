@@ -1,0 +1,131 @@
+"""Which parameters backward passes reach, and whether their gradients are as a pass left them, without the kernel.
+
+The compiled `keelscope._kernel.Passes` does the same work and is preferred, see `make_passes`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from keelscope import kernel
+
+if TYPE_CHECKING:
+    from keelscope._kernel import Passes
+
+__all__ = ["SlowPasses", "make_passes"]
+
+
+class SlowPasses:
+    """One step of backward passes over the parameters of a model.
+
+    Args:
+        owner: its ``_backward_begins()`` is called when a pass reaches the first parameter.
+        parameters: by index.
+    """
+
+    def __init__(self, owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]]) -> None:
+        self._owner, self._parameters = owner, parameters
+        self._pass = -1
+        self._reached: set[int] = set()
+        self._stepped: set[int] = set()
+        self._states: dict[int, tuple[int, int]] = {}
+
+    def begin(self) -> None:
+        """A step begins; what a running pass has reached belongs to it."""
+        self._stepped.clear()
+        self._states.clear()
+
+    def note(self, index: int) -> None:
+        """The running pass has reached a parameter."""
+        number = torch._C._current_graph_task_id()
+        if number != self._pass:  # a new backward pass, also after one that raised half-way
+            self._pass = number
+            owner = self._owner()
+            if owner is not None:
+                owner._backward_begins()
+        self._reached.add(index)
+
+    def mark(self, index: int) -> Callable[[Tensor], None]:
+        """A hook on a parameter that notes it."""
+        return partial(_note, weakref.ref(self), index)
+
+    def take(self) -> tuple[list[int], list[int], list[Tensor]]:
+        """What was reached since the last time.
+
+        Returns:
+            Indices of all; and indices and running gradients of those whose optimizer has not stepped.
+        """
+        reached, self._reached = sorted(self._reached), set()
+        running, gradients = [], []
+        for i in reached:
+            parameter = self._parameters[i]()
+            if parameter is not None and parameter.grad is not None and i not in self._stepped:
+                running.append(i)
+                gradients.append(parameter.grad)
+                self._states[i] = _state(parameter)
+        return reached, running, gradients
+
+    def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor]]:
+        """The optimizer of these parameters is about to step.
+
+        Args:
+            indices: of the parameters.
+
+        Returns:
+            Indices and gradients of those that no pass has shown.
+        """
+        unseen, gradients = [], []
+        for i in indices:
+            parameter = self._parameters[i]()
+            if parameter is not None and parameter.grad is not None:
+                if i not in self._stepped and i not in self._states:
+                    unseen.append(i)
+                    gradients.append(parameter.grad)
+                self._stepped.add(i)
+        return unseen, gradients
+
+    def rewritten(self, indices: list[int]) -> bool:
+        """Whether a gradient of these was replaced or written in place since the last pass: unscaled or clipped."""
+        for i in indices:
+            parameter = self._parameters[i]() if i in self._states else None
+            if parameter is not None and self._states[i] != _state(parameter):
+                return True
+        return False
+
+    def untouched(self) -> bool:
+        """Whether the first gradient of the step is as the last pass left it."""
+        for i, state in self._states.items():
+            parameter = self._parameters[i]()
+            return parameter is not None and parameter.grad is not None and state == _state(parameter)
+        return False
+
+
+def make_passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]]) -> Passes | SlowPasses:
+    """The compiled form where there is one.
+
+    Args:
+        owner: see `SlowPasses`.
+        parameters: by index.
+
+    Returns:
+        The record of passes.
+    """
+    return kernel.passes(owner, parameters) or SlowPasses(owner, parameters)
+
+
+def _note(passes: weakref.ref[SlowPasses], index: int, _: Tensor) -> None:
+    found = passes()
+    if found is not None:
+        found.note(index)
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    """Changes when the gradient or the parameter is replaced or written in place."""
+    gradient = parameter.grad
+    return id(gradient), (-1 if gradient is None else gradient._version) + parameter._version

@@ -1,0 +1,88 @@
+/* What the parts of the kernel share: tensors where they lie, and what is taken from them. */
+
+#ifndef KEELSCOPE_KERNEL_H
+#define KEELSCOPE_KERNEL_H
+
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Compiled once per instruction set, chosen when the module is loaded: wheels are moved between machines. */
+#if defined(__x86_64__) && defined(__linux__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("default", "avx2", "avx512f")))
+#endif
+#endif
+#ifndef FOR_EACH_PROCESSOR
+#define FOR_EACH_PROCESSOR
+#endif
+
+#define LONG_ENOUGH (1 << 14) /* entries; below this giving the interpreter lock away costs more than the pass */
+
+typedef struct {
+    double count, mean, m2, max_abs, zeros, nonfinite;
+} Moments;
+
+typedef struct {
+    size_t width;
+    void (*moments)(const void *, size_t, Moments *);
+    double (*squares)(const void *, size_t);
+} Kind;
+
+/* Where the entries of a tensor lie. */
+typedef struct {
+    const Kind *kind;
+    const char *address;
+    size_t count;
+} Place;
+
+enum { MOMENTS, SQUARES, LATE_TOKENS, ROUTINES, GAIN_SUMS = ROUTINES, GAIN_COUNTS }; /* the last two: of gains only */
+#define GAINS 6        /* columns of keelscope.jacobian.closed_forms.RowGains */
+#define GAIN_BINS 386 /* of keelscope_probes.norms: eight per octave of the gain, a quarter in log2 of its square */
+#define KINDS 4
+
+/* What torch gives to recognise a tensor by, set once by prepare() and kept for the life of the process. */
+typedef struct {
+    PyObject *tensor, *parameter, *strided, *dtypes[KINDS];
+    PyObject *is_contiguous, *is_neg, *numel, *data_ptr; /* methods of torch.Tensor, to be called with a tensor */
+    PyObject *layout, *is_cpu, *dtype, *shape;           /* names */
+} Torch;
+
+extern Torch torch;
+
+/* Takes a new reference; whether it is True. */
+int is_true(PyObject *owned);
+
+/* Takes a new reference; (size_t)-1 where it is no size. */
+size_t as_size(PyObject *owned);
+
+/* Finds a tensor that lies in host memory as it reads: contiguous, not negated, really written. An exception may be
+   set where it does not. */
+int find(PyObject *tensor, Place *place);
+
+/* Sizes of a tensor with three dimensions; 0 otherwise. */
+int sizes_of(PyObject *tensor, size_t *shape);
+
+/* Columns that a routine fills. */
+size_t columns_of(int routine);
+
+/* Fills the columns of one routine; the shape is that of [batch, position, feature], or NULL. Gives the interpreter
+   lock away while it works on a large tensor. */
+void fill(int routine, const Place *place, const size_t *shape, double *columns);
+
+/* Of norms.c: gains [row, 6] summed over rows, and counted by the first column. */
+void sum_gains(const double *gains, size_t rows, double *columns);
+void count_gains(const double *gains, size_t rows, double *bins);
+PyObject *norm_gains(PyObject *module, PyObject *args);
+PyObject *norm_transport(PyObject *module, PyObject *args);
+
+/* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
+int add_hooks(PyObject *module);
+PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+
+#endif

@@ -1,0 +1,254 @@
+"""What the kernel's own hooks record is what the hooks in Python record, to the last digit but rounding."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import keelscope as ks
+from keelscope import kernel
+from keelscope.passes import SlowPasses
+from keelscope.unwinding import Breaks
+
+compiled = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+
+
+class Block(nn.Module):
+    """A residual block with ways through it that hooks have to follow."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm, self.linear = kind, nn.LayerNorm(6), nn.Linear(6, 6)
+        self.relu = nn.ReLU(inplace=kind == "in place")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind == "transposed":  # gradients arrive that are not contiguous
+            return (x + self.relu(self.linear(self.norm(x)))).transpose(0, 1).contiguous().transpose(0, 1)
+        if self.kind == "twice":
+            return x + self.relu(self.linear(self.linear(self.norm(x))))
+        if self.kind == "expanded":
+            return x + self.linear(self.norm(x)).mean(1, keepdim=True).expand_as(x)
+        return x + self.relu(self.linear(self.norm(x)))
+
+
+class Model(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.embedding = kind, nn.Embedding(11, 6)
+        self.blocks = nn.ModuleList(Block(kind) for _ in range(3))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            is_region = "entrant" in self.kind and torch.is_grad_enabled()
+            x = checkpoint(block, x, use_reentrant=self.kind == "reentrant") if is_region else block(x)
+        return x
+
+
+def recorded(kind: str, steps: int = 3) -> dict[str, np.ndarray]:
+    torch.manual_seed(0)
+    model = Model(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+        for step in range(steps):
+            for part in range(2 if kind == "accumulated" else 1):
+                tokens = torch.arange(10).reshape(2, 5) + (step + part) % 2
+                loss = model(tokens).square().mean()
+                loss.backward(retain_graph=kind == "again")
+                if kind == "again":
+                    loss.backward()
+            if kind == "clipped":
+                nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=kind != "kept")
+            with torch.no_grad():
+                model(torch.zeros(1, 4, dtype=torch.int64))
+        run = watch.run
+    assert [entry.status for entry in watch.coverage if entry.what == "parameter"] == ["observed"] * len(
+        list(model.parameters())
+    )
+    return {key: run[key].values for key in run.keys() if "watch_ms" not in key and "wall_time" not in key}  # noqa: SIM118 - a run is no dict
+
+
+KINDS = [
+    "plain",
+    "in place",
+    "transposed",
+    "twice",
+    "expanded",
+    "accumulated",
+    "again",
+    "clipped",
+    "kept",
+    "reentrant",
+    "non-reentrant",
+]
+
+
+@compiled
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_records_what_python_records(kind, monkeypatch):
+    quick = recorded(kind)
+    monkeypatch.setattr(kernel, "page", lambda *_: None)
+    monkeypatch.setattr(kernel, "passes", lambda *_: None)
+    monkeypatch.setattr(kernel, "pack_all", lambda *_: None)
+    slow = recorded(kind)
+    assert quick.keys() == slow.keys()
+    for key, values in quick.items():
+        np.testing.assert_allclose(values, slow[key], rtol=1e-12, atol=1e-300, err_msg=key)
+
+
+@compiled
+def test_most_calls_are_taken_by_the_kernel(monkeypatch):
+    """Otherwise the test above compares Python with itself."""
+    real = kernel.page
+
+    def page(*arguments):
+        made = real(*arguments)
+        pages.append(made)
+        return made
+
+    pages: list = []
+    monkeypatch.setattr(kernel, "page", page)
+    recorded("plain")
+    taken = [sum(state & 1 for state in made.take()[0]) for made in pages]
+    arrived = [sum(state >> 1 & 1 for state in made.take()[0]) for made in pages]
+    sites = len([module for module in Model("plain").modules() if not isinstance(module, nn.ModuleList)])
+    assert max(taken) == max(arrived) == sites - 1, "all but the model: it puts out what its last block does"
+
+
+@compiled
+def test_a_watched_model_can_be_copied_and_pickled_in_the_middle_of_a_recorded_step():
+    model = Model("plain")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.arange(10).reshape(2, 5)
+    with ks.watch(model, optimizer=optimizer):
+        for _ in range(2):
+            model(x).sum().backward()
+            optimizer.step()
+        output = model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(twin(x), model(x))
+            twin(x).sum().backward()
+        output.sum().backward()
+
+
+@compiled
+def test_what_a_page_does_not_take():
+    module = nn.Linear(3, 3)
+    owner = nn.Module()
+    page = kernel.page([weakref.ref(module)], weakref.ref(owner), Breaks(), bytes([1]))
+    x = torch.ones(2, 3)
+
+    def look(output, watched=module, site=0):
+        return page.look(site, watched, (x,), {}, output)
+
+    assert not look(module(x)), "not armed"
+    page.armed = 1
+    assert not look(module(x), nn.Linear(3, 3)), "another module"
+    assert not look((module(x),)), "no tensor"
+    assert not look(module(x).detach()), "no gradient"
+    assert not look(module(x).t()), "not contiguous"
+    assert not look(module(x), site=1)
+    with torch.no_grad():
+        assert not look(module(x))
+    assert look(module(x))
+    assert not look(module(x)), "the second call"
+    assert page.has(0)
+    seen, terms = page.take()
+    assert seen == b"\x01"
+    assert np.frombuffer(terms)[0] == 6
+    with pytest.raises(TypeError, match="a site and what a forward hook gets"):
+        page.look(0)
+    with pytest.raises(ValueError, match="2 duties for 1 modules"):
+        kernel._native.Page([weakref.ref(module)], weakref.ref(owner), Breaks(), b"\1\1")
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def _backward_begins(self) -> None:
+        self.begun += 1
+
+
+def both(parameters):
+    references = [weakref.ref(parameter) for parameter in parameters]
+    owners = Owner(), Owner()
+    quick = kernel.passes(weakref.ref(owners[0]), references)
+    return owners, (quick, SlowPasses(weakref.ref(owners[1]), references))
+
+
+@compiled
+def test_passes_are_those_of_python():
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    owners, passes = both(parameters)
+    for one in passes:
+        for i, parameter in enumerate(parameters):
+            parameter.register_post_accumulate_grad_hook(one.mark(i))
+    a, b, _ = parameters
+
+    def same(name, *arguments):
+        quick, slow = (getattr(one, name)(*arguments) for one in passes)
+        assert repr(quick) == repr(slow), name
+        return quick
+
+    assert same("untouched") is False
+    (a * b).sum().backward()
+    reached, running, gradients = same("take")
+    assert (reached, running) == ([0, 1], [0, 1])
+    assert gradients[0] is a.grad
+    assert same("untouched") is True
+    assert same("rewritten", [0, 1, 2]) is False
+    a.grad.mul_(0.5)
+    assert same("rewritten", [0, 1, 2]) is True
+    assert same("untouched") is False
+    parameters[2].grad = torch.ones(2)
+    assert same("stepping", [0, 2])[0] == [2], "what no pass has shown"
+    (a * b).sum().backward()
+    assert same("take")[1] == [1], "the optimizer of the other one has stepped"
+    for one in passes:
+        one.begin()
+    assert same("rewritten", [0, 1, 2]) is False
+    assert [owner.begun for owner in owners] == [2, 2]
+
+
+@compiled
+def test_wrong_indices_are_refused():
+    _, (quick, _) = both([nn.Parameter(torch.ones(2))])
+    for name in ("stepping", "rewritten"):
+        with pytest.raises(TypeError, match=f"{name}\\(\\) takes a list of indices"):
+            getattr(quick, name)(0)
+    assert quick.stepping([7]) == ([], [])
+
+
+@compiled
+def test_nodes_that_the_kernel_looks_at_are_told_of():
+    """Otherwise a long chain of them would be freed by recursion, see `keelscope.unwinding`."""
+    modules = [nn.Linear(3, 3), nn.ReLU()]
+    told = []
+    breaks = Breaks()
+    breaks.passed = told.append
+    owner = nn.Module()
+    page = kernel.page([weakref.ref(module) for module in modules], weakref.ref(owner), breaks, bytes([8, 1]))
+    page.armed = 1
+    outputs = [modules[0](torch.ones(2, 3))]
+    outputs.append(modules[1](outputs[0]))
+    assert all(page.look(site, modules[site], (torch.ones(2, 3),), {}, output) for site, output in enumerate(outputs))
+    assert told == [outputs[0].grad_fn]  # nothing waits for the gradient of the other
+
+
+def test_gradients_that_the_kernel_hands_on_count_as_arrived():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with ks.watch(model, sites="all") as watch:
+        for step in range(2):
+            model[step](torch.ones(2, 3)).sum().backward()  # of a sum: not contiguous
+            watch.step()
+    assert {entry.path: entry.status for entry in watch.coverage if entry.path == "1"} == {"1": "observed"}
