@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from keelscope.arming import Arm
     from keelscope.diagnosis import Report, compare, diagnose
     from keelscope.errors import KeelscopeError
     from keelscope.oneshot import report
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Arm",
     "KeelscopeError",
     "Pace",
     "Probe",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Arm": "arming",
     "KeelscopeError": "errors",
     "Pace": "store.pace",
     "Probe": "probe",

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from keelscope.board import Board
 from keelscope.calls import TermSlots
-from keelscope.containment import NO_OP, warn_once
+from keelscope.containment import NO_OP, Unscriptable, warn_once
 from keelscope.entries import is_measurable
 
 __all__ = ["AttentionMode", "CloseHook", "OpenModule", "attention_scores", "scores_seen"]
@@ -127,7 +127,7 @@ class AttentionMode(TorchDispatchMode):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CloseHook:
+class CloseHook(Unscriptable):
     """The forward hook that closes a module, also if its forward raised."""
 
     mode: AttentionMode

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from keelscope.board import Board
 from keelscope.calls import TermSlots
-from keelscope.containment import NO_OP
+from keelscope.containment import NO_OP, Unscriptable
 from keelscope.jacobian.passage import Span
 from keelscope.leaves import Arguments, KeptInput
 
@@ -64,7 +64,7 @@ class GradientHook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ForwardHook:
+class ForwardHook(Unscriptable):
     """The hook after one module. A copy or pickle of the module carries a standard-library no-op in its place.
 
     It keeps the watch alive as long as the model, also where nobody holds what ``watch()`` returned.
@@ -115,7 +115,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class InputHook:
+class InputHook(Unscriptable):
     """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
 
     owner: Owner

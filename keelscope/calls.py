@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from keelscope.board import Board, Slot
@@ -34,6 +35,8 @@ class CallRecord:
     grad_enabled: bool
     tracked: bool
     """Whether an output requires a gradient."""
+    dtype: torch.dtype | None = None
+    """Of the first floating output leaf."""
     is_later: bool = False
     """Whether the kernel took a call of the site before."""
     recomputed: bool = False
@@ -135,10 +138,6 @@ class StepRecord:
         """Whether the kernel took a call of the site."""
         return self.page is not None and self.page.has(site)
 
-    def latest(self, site: int) -> CallRecord | None:
-        """The last call of a site that no checkpointed region has repeated."""
-        return next((call for call in reversed(self.of_site.get(site, ())) if not call.recomputed), None)
-
     @property
     def saw_forward(self) -> bool:
         """Whether a module ran with gradients enabled."""
@@ -169,6 +168,8 @@ class Call:
     """Statistics of the first floating output leaf, plus ``count``."""
     leaves: Mapping[str, tuple[float, ...]]
     """Output leaf path -> gradient norm of each backward pass that reached it; empty where none did."""
+    dtype: str = ""
+    """Of the first floating output leaf, as in ``"bfloat16"``; statistics are taken in float64 whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)

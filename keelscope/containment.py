@@ -10,10 +10,24 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from keelscope.errors import RecordingWarning
 
-__all__ = ["NO_OP", "contained", "warn_once"]
+__all__ = ["NO_OP", "Unscriptable", "contained", "warn_once"]
 
 NO_OP = (getattr, (nullcontext(), "__exit__"))
 """What a hook reduces to in copies and pickles: takes anything, returns None, unpickles without keelscope."""
+
+
+class Unscriptable:
+    """What every hook on a module is: an object, which TorchScript cannot compile and asks for its name."""
+
+    __slots__ = ()
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "torch.jit.script cannot compile a module while keelscope watches it: call close() on the watch first, or "
+            "use torch.jit.trace or torch.export, which leave its hooks out."
+        )
+
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

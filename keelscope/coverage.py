@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from keelscope.sites import SitePlan, WatchedParameter
+from keelscope.sites import SOUGHT, SitePlan, WatchedParameter
 from keelscope.stacks import is_container
 from keelscope.store.schema import CoverageEntry
+from keelscope.unregistered import Unregistered
 
 __all__ = ["Coverage", "Seen", "coverage_table"]
 
@@ -22,7 +23,10 @@ _UNSUMMED = (
     "The ranks hold parts of its gradient that were not added up when the optimizer began; the norm of a sum cannot be "
     "told from them."
 )
-_REPLACED = "The module has another parameter in its place since: call watch() after fully_shard() and the like."
+_REPLACED = (
+    "The module has another parameter in its place since: call watch() after fully_shard(), "
+    "load_state_dict(assign=True) and the like."
+)
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -67,6 +71,13 @@ class Seen:
     """Identity of observed modules of which something is missing -> what, and why."""
     unsummed: Container[int] = ()
     """Identity of parameters whose gradient lies on several ranks in parts that were not added up."""
+    trainable: Container[int] | None = None
+    """Identity of parameters that required a gradient on a recorded step; None if nobody looked."""
+
+    def is_frozen(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter required no gradient on the recorded steps, whatever it does by now."""
+        watched = self.trainable is not None and parameter.is_leaf and not isinstance(parameter, UninitializedParameter)
+        return not parameter.requires_grad or (watched and id(parameter) not in self.trainable)  # type: ignore[operator]
 
 
 def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
@@ -77,11 +88,19 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
         seen: what happened.
 
     Returns:
-        Modules in registration order, then parameters.
+        Modules in registration order, then parameters, then trainable tensors that are in no registry.
     """
-    chosen = {id(watched.module) for watched in plan.modules}
+    chosen = {id(watched.module) for watched in plan.modules if watched.site.role != SOUGHT}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
-    return Coverage([*modules, *(_parameter(watched, plan, seen) for watched in plan.parameters)])
+    parameters = (_parameter(watched, plan, seen) for watched in plan.parameters)
+    return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
+
+
+def _unregistered(held: Unregistered) -> CoverageEntry:
+    """Nobody clears its gradient, unless an optimizer was given it by hand."""
+    got = held.tensor.grad is not None
+    reason = "parameters() and state_dict() do not hold it. " + ("It got a gradient." if got else "It got no gradient.")
+    return CoverageEntry(held.path, "parameter", "unregistered" if got else "unregistered_unused", reason)
 
 
 def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) -> CoverageEntry:
@@ -91,7 +110,7 @@ def _module(path: str, module: nn.Module, chosen: Container[int], seen: Seen) ->
 
 def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tuple[str, str]:
     key = id(module)
-    if key in seen.lost and key not in seen.called:
+    if key in seen.lost and key in chosen and key not in seen.called:
         return "not_observed", f"It was {seen.lost[key]}."
     if key not in chosen:
         uncallable = is_container(module) and not isinstance(module, nn.Sequential)
@@ -99,7 +118,7 @@ def _module_status(module: nn.Module, chosen: Container[int], seen: Seen) -> tup
     if key not in seen.called:
         return _uncalled(module, seen)
     if seen.backward and seen.with_gradient is not None and key not in seen.with_gradient:
-        if not any(p.requires_grad for p in module.parameters()) and any(True for _ in module.parameters()):
+        if all(map(seen.is_frozen, module.parameters())) and any(True for _ in module.parameters()):
             return "frozen", "None of its parameters requires a gradient and none passes through it."
         return "disconnected", "It ran, but no gradient reached its output."
     return "observed", seen.partly.get(key, "")
@@ -120,13 +139,14 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
 def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
     path, parameter = watched.site.path, watched.parameter
     if seen.parameters is not None and id(parameter) in seen.parameters:
-        return CoverageEntry(path, "parameter", "observed")
+        lost = _is_assigned_anew(watched)
+        return CoverageEntry(path, "parameter", *(("not_observed", _REPLACED) if lost else ("observed", "")))
     out_of_sight = _out_of_sight(watched, seen)
     if out_of_sight:
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if not parameter.requires_grad:
+    if seen.is_frozen(parameter):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
         return CoverageEntry(path, "parameter", "not_selected", "No probe on gradients of parameters was asked for.")
@@ -136,11 +156,23 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
     return CoverageEntry(path, "parameter", status, reason)
 
 
+def _is_assigned_anew(watched: WatchedParameter) -> bool:
+    """Whether the module has another parameter of the same kind by now; sharded ones take turns in any forward."""
+    now = _now(watched)
+    return now is not watched.parameter and type(now) is type(watched.parameter) is nn.Parameter
+
+
+def _now(watched: WatchedParameter) -> nn.Parameter | None:
+    """What its module holds under the parameter's name by now."""
+    name, held = watched.site.path.rpartition(".")[2], watched.owner._parameters
+    return held[name] if name in held else None  # noqa: SIM401 - that of a scripted module has no get()
+
+
 def _out_of_sight(watched: WatchedParameter, seen: Seen) -> str:
     """Why the gradient of a parameter could not be seen although there may be one; empty if it could."""
     if id(watched.parameter) in seen.unsummed:
         return _UNSUMMED
-    now = watched.owner._parameters.get(watched.site.path.rpartition(".")[2])
+    now = _now(watched)
     return _REPLACED if watched.parameter.requires_grad and now is not watched.parameter and now is not None else ""
 
 

@@ -21,7 +21,7 @@ from keelscope.entries import on_this_rank
 from keelscope.jacobian.linearised import NotLinearisableError
 from keelscope.jacobian.passage import Passage
 from keelscope.kernel import COLUMNS, Program, Routine, program
-from keelscope.probe import JacobianProbe, Probe, Tap, Tensors, sees_everything
+from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
 
 __all__ = ["Duties", "Duty", "Task", "Work", "measure", "measure_jacobian", "usable_probes"]
@@ -35,11 +35,14 @@ class Task:
     keys: tuple[tuple[str, Terms], ...]
     sees_everything: bool
     """Whether it takes tensors as they are, so that there is no view to ask for."""
+    computed_only: bool = False
+    """Whether it leaves tensors out that depend on no parameter."""
 
     @classmethod
     def of(cls, probe: Probe) -> Task:
         """The task of a probe."""
-        return cls(probe, tuple((probe.name, terms) for terms in terms_of(probe)), sees_everything(probe))
+        keys = tuple((probe.name, terms) for terms in terms_of(probe))
+        return cls(probe, keys, sees_everything(probe), isinstance(probe, TensorProbe) and probe.computed_only)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,6 +172,15 @@ class Duties:
         self._watched.clear()
         self.every = self._every
 
+    def drop(self, name: str, sites: Iterable[int]) -> None:
+        """Take a probe off some sites."""
+        for site in sites:
+            self._probes[site] = tuple(probe for probe in self._probes[site] if probe.name != name)
+        self._known.clear()
+        self._codes.clear()
+        self._watched.clear()
+        self.every = self._every
+
     def probes(self, site: int) -> tuple[Probe, ...]:
         """All probes of a site, due or not."""
         return self._probes[site]
@@ -222,6 +234,8 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
     packed = kernel.measure(work.program, own[0]) if work.program and len(own) == 1 else None
     slots: TermSlots = {} if packed is None else packed  # type: ignore[assignment]
     for task in work.tasks if packed is None else work.beside:
+        if task.computed_only and torch.is_grad_enabled() and not any(tensor.requires_grad for tensor in own):
+            continue
         try:
             view: Tensors | None = own
             if not task.sees_everything:

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, jit, nn
 
-from keelscope import kernel
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.board import Board
 from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, Placement
@@ -27,12 +24,14 @@ from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
 from keelscope.jacobian.passage import JacobianCalls
-from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.leaves import Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.paged import PagedHooks
 from keelscope.probe import Probe, Tap, fits_site
-from keelscope.sites import WatchedModule
+from keelscope.recomputation import repeated_call
+from keelscope.sites import SOUGHT, WatchedModule
 
 if TYPE_CHECKING:
-    from keelscope._kernel import Page
+    pass
 
 __all__ = ["ModuleHooks", "in_backward"]
 
@@ -42,7 +41,7 @@ def in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-class ModuleHooks:
+class ModuleHooks(PagedHooks):
     """Forward hooks over chosen modules, filling the record of the step a call belongs to.
 
     The owner says with `record_for` which step that is, from whether gradients are enabled (None: a recomputation).
@@ -56,6 +55,8 @@ class ModuleHooks:
     ) -> None:
         self._modules = [weakref.ref(watched.module) for watched in modules]
         self._duties = Duties(tuple(p for p in probes if fits_site(p, w.module, w.site.role)) for w in modules)
+        self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
+        super().__init__()
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
@@ -67,21 +68,13 @@ class ModuleHooks:
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
         self.attached = False
-        self.page: Page | None = None
-        """What the kernel takes of this step."""
-        self.is_paged = False
-        """Whether the kernel may take calls from the next step on."""
-        self._step = StepRecord()
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
-        self.on_gradient: Callable[[], None] = _nothing
-        """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
         """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
         that a checkpointed region repeats."""
         self.missed = False
         """Whether a region repeated a call that was not recorded."""
-        self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
 
@@ -100,30 +93,11 @@ class ModuleHooks:
         Args:
             step: its record.
         """
-        self.close_page()
-        self._step = step
-        if self.is_paged and HAS_HOOK_DICTS:
-            self.page = step.page = kernel.page(self._modules, self._reference, self._duties.codes())
+        self.open_page(step)
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
         self._attention.reset()
-
-    def close_page(self) -> None:
-        """Let the kernel take nothing more of the step."""
-        page, self.page = self.page, None
-        if page is not None:
-            page.armed = page.open = 0
-            self.seconds += page.seconds
-
-    def hold(self) -> None:
-        """The forward of the step is over: what comes now is looked at in Python first."""
-        if self.page is not None:
-            self.page.armed = 0
-
-    def watched_by(self, probe: Probe) -> NDArray[np.bool_]:
-        """Whether a probe looks at each site, ``[site]``."""
-        return self._duties.watched_by(probe)
 
     def add(self, watched: WatchedModule, probes: Sequence[Probe]) -> None:
         """Watch one more module, which becomes the next site.
@@ -135,7 +109,7 @@ class ModuleHooks:
         self._modules.append(weakref.ref(watched.module))
         self._duties.add(probes)
         if self.attached:
-            self._attach_to(len(self._modules) - 1, watched.module)
+            self._attach_to(len(self._modules) - 1, watched.module, self._handles)
             self._attach_before()
 
     def attach(self) -> None:
@@ -144,9 +118,13 @@ class ModuleHooks:
             self.attached = True
             for site, reference in enumerate(self._modules):
                 module = reference()
-                if module is not None:
-                    self._attach_to(site, module)
+                if module is not None and site not in self._sought:
+                    self._attach_to(site, module, self._handles)
         self._attach_before()
+
+    def spare(self, name: str, sites: Iterable[int]) -> None:
+        """Take a probe off sites where it has nothing to say."""
+        self._duties.drop(name, sites)
 
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
@@ -158,17 +136,22 @@ class ModuleHooks:
         for site in wanted:
             module = self._modules[site]()
             if module is not None and not isinstance(module, jit.ScriptModule):
+                if site in self._sought:
+                    self._attach_to(site, module, self._before)
                 handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
                 self._before.callback(handle.remove)
 
-    def _attach_to(self, site: int, module: nn.Module) -> None:
+    def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
         taps = {probe.tap for probe in self._duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
-                self._handles.callback(handle.remove)
-            placement = self._placed.setdefault(site, Placement(ForwardHook(self, site)))
-            placement.put(module)
+                handles.callback(handle.remove)
+            hook = ForwardHook(self, site)
+            if site in self._sought:
+                handles.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            else:
+                self._placed.setdefault(site, Placement(hook)).put(module)
         except (RuntimeError, AttributeError) as error:
             self._placed.pop(site, None)
             self.lost[site] = f"of a kind that takes no hooks ({error})"
@@ -194,9 +177,9 @@ class ModuleHooks:
         start = time.perf_counter()
         repeated = in_backward()
         if self._modules[site]() is module and self._looks(repeated=repeated):
-            if self.on_module is not None:
-                self.on_module(module)
             self._record(site, module, inputs, output, repeated=repeated)
+            if self.on_module is not None:  # after it: the call may close the row before, with what trained then
+                self.on_module(module)
         self.seconds += time.perf_counter() - start
 
     def _record(self, site: int, module: nn.Module, inputs: Arguments, output: object, *, repeated: bool) -> None:
@@ -221,29 +204,24 @@ class ModuleHooks:
         if duty.needs_gradient:
             self._hook_gradients(call, leaves, inputs, module, step.board)
 
-    def _arms(self, page: Page) -> bool:
-        """Whether the kernel may take the rest of this forward."""
-        if page.armed or page.reached or page is not self.page:
-            return False
-        page.armed = 1
-        return True
-
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        latest = step.latest(site)
-        if (latest is None or not latest.is_later) and step.is_taken(site):
-            return None  # tracked, or the kernel would not have taken it
-        self.missed |= latest is None
-        if latest is None or latest.tracked:
-            return None
-        latest.recomputed = True
-        return latest
+        calls = step.of_site.get(site, ())
+        if step.is_taken(site):  # tracked, or the kernel would not have taken it
+            taken = CallRecord(site, grad_enabled=True, tracked=True)
+            calls = [*(c for c in calls if not c.is_later), taken, *(c for c in calls if c.is_later)]
+        self.missed |= all(call.recomputed for call in calls)
+        call = repeated_call(calls)
+        if call is not None:
+            call.recomputed = True
+        return call
 
     def _new_call(
         self, site: int, leaves: list[tuple[str, Tensor]], step: StepRecord, grad_enabled: bool
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
-        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site))
+        dtype = leaves[0][1].dtype if leaves else None
+        call = CallRecord(site, grad_enabled, tracked, dtype, step.is_taken(site))
         waiting = self._inputs.get(site)  # several where a module calls itself
         if waiting:
             call.inputs = waiting.pop()
@@ -291,36 +269,10 @@ class ModuleHooks:
                 measured = False
                 owners = self._reference, self._modules[call.site]
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
-                handle = hook_gradient(target, hook)
+                handle = hook_gradient(target, hook, self._breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
                 kept = None
-
-    @contained
-    def _first_arrives(self) -> None:
-        """The first gradient of the step is about to be measured."""
-        self.hold()
-        board = self._step.board
-        if not board.reached:
-            self.on_gradient()
-            board.reached = True
-
-    @contained
-    def _another_arrives(self, site: int, gradient: Tensor, shape: tuple[int, ...] | None) -> None:
-        """A gradient of a call that the kernel has taken: not the first, or not one that it can read.
-
-        Args:
-            site: whose output it is of.
-            gradient: in the layout of the output, or of the tensor that this is a view of.
-            shape: of the output, if it has three dimensions.
-        """
-        start = time.perf_counter()
-        module = self._modules[site]()
-        if module is not None:
-            as_output = gradient if shape is None else gradient.detach().reshape(shape)
-            slots = measure(self._duties[site].gradients, (as_output,), module, self._step.board, self)
-            self._step.arrivals.setdefault(site, []).append(slots)
-        self.seconds += time.perf_counter() - start
 
     @contained
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None:

@@ -45,6 +45,8 @@ class Journal:
 
     layout: Callable[[tuple[str, ...]], RunLayout]
     """Makes the layout from the scalar names when the first row is written."""
+    hold: int = 0
+    """How many steps a row waits before it is written, so that what is to be dropped can still be kept."""
 
     def __init__(self, path: str | Path | None, exists: str, pace: Pace | None = None) -> None:
         self._path, self._exists, self._pace = path, exists, pace
@@ -54,7 +56,8 @@ class Journal:
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
         self._drawn: RunLayout
-        self._written = -1
+        self._spare: set[int] = set()
+        self._written = self._due = -1
         self._late = self._full = False
         self._opened: Run | None = None
         self._start = time.monotonic()
@@ -81,17 +84,39 @@ class Journal:
         self._scalars.setdefault(step, {}).update(scalars)
         self._clock.setdefault(step, time.monotonic() - self._start)
 
-    def add(self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]] | None = None) -> None:
-        """Attach the values of a recorded step, and which sites of each group were seen."""
+    def add(
+        self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]] | None = None, *, kept: bool = True
+    ) -> None:
+        """Attach the values of a recorded step, and which sites of each group were seen.
+
+        Those that are not `kept` are dropped when the row is written, unless `keep` is called before.
+        """
+        if not kept:
+            self._spare.add(step)
         self._values[step] = values
         self._observed[step] = observed or {}
         self._clock.setdefault(step, time.monotonic() - self._start)
 
     def flush(self, before: int) -> None:
-        """Hand every pending row of a step below `before` to the writer, in order.
+        """Hand every pending row of a step below `before` to the writer, in order; the last `hold` of them wait.
 
         Before the first recorded values nothing can be written: the layout is not known yet.
         """
+        self._due = max(self._due, before)
+        self._write(before - self.hold)
+
+    def keep(self, first: int, mark: Mapping[str, float]) -> None:
+        """Keep the rows that wait and were to be dropped.
+
+        Args:
+            first: the first step of them.
+            mark: scalars to attach to each.
+        """
+        for step in [step for step in self._spare if step >= first]:
+            self._spare.remove(step)
+            self.log(step, mark)
+
+    def _write(self, before: int) -> None:
         if self._writer is None and not self._values:
             return
         for step in sorted(step for step in {*self._values, *self._scalars} if self._written < step < before):
@@ -99,9 +124,11 @@ class Journal:
             writer = self._writer or self._create(step, scalars)
             self._widen(writer, scalars)
             known = {name: value for name, value in scalars.items() if name in self._known}
-            writer.append(
-                Row(step, self._clock.pop(step), self._values.pop(step, {}), known, self._observed.pop(step, {}))
-            )
+            values, observed = self._values.pop(step, {}), self._observed.pop(step, {})
+            if step in self._spare:
+                self._spare.remove(step)
+                values, observed = {}, {}
+            writer.append(Row(step, self._clock.pop(step), values, known, observed))
             self._written = step
 
     def close(self) -> None:
@@ -119,6 +146,8 @@ class Journal:
         Raises:
             UsageError: before the first row is complete.
         """
+        if self.hold:
+            self._write(self._due)
         if self._writer is None:
             raise UsageError(
                 "nothing is recorded yet: the first row is complete after a forward, a backward and an optimizer step "

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
 from keelscope.entries import is_measurable
+from keelscope.unwinding import Breaks
 
 __all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
 
@@ -95,17 +96,20 @@ def _tensors(inputs: Arguments) -> list[Tensor]:
     return [leaf for _, leaf in floating_leaves(inputs)]
 
 
-def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> RemovableHandle | None:
+def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks) -> RemovableHandle | None:
     """`Tensor.register_hook`, without a handle where the tensor goes with its graph: that takes half the time.
 
     Args:
         tensor: requires a gradient.
         hook: called with its gradient.
+        breaks: told of the node that was looked at.
 
     Returns:
         A handle for a leaf, which outlives the step; None otherwise.
     """
     node = tensor.grad_fn
+    if node is not None:
+        breaks.passed(node)
     if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not HAS_HOOK_DICTS:
         handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
         return handle if node is None else None

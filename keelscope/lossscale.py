@@ -34,6 +34,14 @@ class LossScale:
         self._current: Tensor | None = None
         self.in_step = False
         """Whether the optimizer takes the scale out itself, as fused ones do."""
+        self.skipped: float | None = None
+        """1 where a fused optimizer was called in the last step and changed nothing, else 0; None without a scaler."""
+        self._overflow: Tensor | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a scaler was seen at work."""
+        return self._scaler is not None
 
     def note(self, optimizer: Optimizer, *, changed: Callable[[], bool]) -> None:
         """Keep the scale of the step the optimizer is about to make, without waiting for the device.
@@ -51,13 +59,18 @@ class LossScale:
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
         self.in_step = isinstance(fused, Tensor)
-        scale = fused if isinstance(fused, Tensor) else scaler._scale if scaler is not None else None
+        scale = fused if isinstance(fused, Tensor) else getattr(scaler, "_scale", None)  # one turned off has none
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()
+        overflow = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which is called all the same
+        if isinstance(overflow, Tensor):
+            self._overflow = overflow.detach().clone()
 
     def take(self) -> float:
         """The scale of the closing step, and start the next one."""
         scale, self._current = self._current, None
+        overflow, self._overflow = self._overflow, None
+        self.skipped = None if overflow is None else float(overflow > 0)
         return 1.0 if scale is None else float(scale)
 
 

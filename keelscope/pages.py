@@ -71,10 +71,10 @@ class Sheet:
 
     Args:
         step: whose page it is.
-        watches: which sites a probe looks at, ``[site]``.
+        watches: which sites a probe looks at, ``[site]``; needed for `block`.
     """
 
-    def __init__(self, step: StepRecord, watches: Callable[[Probe], NDArray[np.bool_]]) -> None:
+    def __init__(self, step: StepRecord, watches: Callable[[Probe], NDArray[np.bool_]] | None = None) -> None:
         seen, terms = step.page.take() if step.page is not None else (b"", b"")
         states = np.frombuffer(seen, dtype=np.uint8)  # [site]
         self.called: NDArray[np.bool_] = (states & _CALLED) != 0
@@ -87,9 +87,15 @@ class Sheet:
     def block(self, probe: Probe, terms: Terms) -> Block | None:
         """Terms of a probe of outputs or of their gradients; None of every other kind."""
         of_output = probe.tap is Tap.OUTPUT
-        if terms.routine is None or not len(self._terms) or not (of_output or probe.tap is Tap.OUTPUT_GRADIENT):
+        watches = self._watches
+        if (
+            terms.routine is None
+            or watches is None
+            or not len(self._terms)
+            or not (of_output or probe.tap is Tap.OUTPUT_GRADIENT)
+        ):
             return None
         columns = _COLUMNS[terms.routine, of_output]
         seen = self.called if of_output else self.reached
-        sites = np.flatnonzero(seen & self._watches(probe)[: len(seen)])
+        sites = np.flatnonzero(seen & watches(probe)[: len(seen)])
         return Block(sites, self._terms[sites, columns])

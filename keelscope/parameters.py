@@ -45,7 +45,9 @@ class ParameterHooks:
         self._handles = ExitStack()
         self._placed: list[tuple[dict[Hashable, Hashable], Hashable]] = []
         """Dictionaries of hooks, and the key of ours in each."""
-        self._hooked: set[int] = set()
+        self.hooked: set[int] = set()
+        self.has_stepped = False
+        """Whether an optimizer has used a gradient on this step."""
         self._in_closure = False
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
@@ -82,18 +84,18 @@ class ParameterHooks:
             return
         for reference in self._parameters:
             parameter = reference()
-            if parameter is not None and id(parameter) not in self._hooked:
+            if parameter is not None and id(parameter) not in self.hooked:
                 self._hook(parameter)
 
     @property
     def is_complete(self) -> bool:
         """Whether no parameter is left that `attach_owner` could hook."""
-        return len(self._hooked) == len(self._parameters)
+        return len(self.hooked) == len(self._parameters)
 
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in self._hooked and id(parameter) in self._index:
+            if parameter is not None and id(parameter) not in self.hooked and id(parameter) in self._index:
                 self._hook(parameter)
 
     def detach(self) -> None:
@@ -102,13 +104,14 @@ class ParameterHooks:
             hooks.pop(mark, None)
         self._placed.clear()
         self._handles.close()
-        self._hooked.clear()
+        self.hooked.clear()
         self._before.clear()
 
     def begin(self, step: StepRecord) -> None:
         """Start a step; what follows goes to its record."""
         self._step = step
         self._passes.begin()
+        self.has_stepped = False
         self._weighed.clear()
         self._owned_now.clear()
 
@@ -125,6 +128,7 @@ class ParameterHooks:
         owned = self._of(optimizer)
         self._weigh(owned)
         if not closure:
+            self.has_stepped = self.has_stepped or self._any_gradient(owned)
             self._keep_gradients(*self._passes.stepping(owned))
             if self._bulk.has(Tap.STEP_GRADIENT):
                 self._measure_used(owned)
@@ -139,6 +143,7 @@ class ParameterHooks:
             return
         start = time.perf_counter()
         owned = self._of(optimizer)
+        self.has_stepped = self.has_stepped or self._any_gradient(owned)
         self._passes.stepping(owned)
         for i in owned:
             before, parameter = self._before.pop(i, None), self._parameters[i]()
@@ -162,9 +167,9 @@ class ParameterHooks:
 
     def _hook(self, parameter: nn.Parameter) -> None:
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
-        if not trainable or not parameter.is_leaf or id(parameter) in self._hooked:
+        if not trainable or not parameter.is_leaf or id(parameter) in self.hooked:
             return
-        self._hooked.add(id(parameter))
+        self.hooked.add(id(parameter))
         i = self._index[id(parameter)]
         self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
@@ -233,6 +238,10 @@ class ParameterHooks:
         found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], [t for _, t in ready], self._step)
         for i, slots in found.items():
             self._record(i).weight = slots
+
+    def _any_gradient(self, indices: Iterable[int]) -> bool:
+        found = (self._parameters[i]() for i in indices)
+        return any(parameter is not None and parameter.grad is not None for parameter in found)
 
     def _record(self, i: int) -> ParameterRecord:
         record = self._step.parameters.get(i)

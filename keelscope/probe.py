@@ -8,15 +8,18 @@ holds the conformance check.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from keelscope import plugins
 from keelscope.errors import ProbeError, UnknownNameError
 from keelscope.jacobian.passage import Passage
+from keelscope.sites import SOUGHT
 from keelscope.statistics import Statistic
 from keelscope.taps import Axis, Tap
 
@@ -31,10 +34,20 @@ __all__ = [
     "fits_site",
     "group_of",
     "resolve_probes",
+    "seeks",
     "sees_everything",
 ]
 
-DEFAULT_PROBES = ("outputs", "gradients", "parameters", "parameter_gradients", "norms", "gates")
+DEFAULT_PROBES = (
+    "outputs",
+    "gradients",
+    "parameters",
+    "parameter_gradients",
+    "norms",
+    "gates",
+    "activations",
+    "saturation",
+)
 
 Tensors = tuple[Tensor, ...]
 
@@ -88,6 +101,10 @@ def _every_module(_: nn.Module) -> bool:
     return True
 
 
+def _no_module(_: nn.Module) -> bool:
+    return False
+
+
 def _as_they_are(tensors: Tensors, _: nn.Module) -> Tensors | None:
     return tensors
 
@@ -111,6 +128,13 @@ class TensorProbe:
     group: str = ""
     chooses: Callable[[nn.Module], bool] = _every_module
     views: Callable[[Tensors, nn.Module], Tensors | None] = _as_they_are
+    seeks: Callable[[nn.Module], bool] = _no_module
+    """Modules that it observes even where the selection of sites leaves them out; with the tap `Tap.INPUT` only."""
+    computed_only: bool = False
+    """Whether tensors that depend on no parameter are left out; that is not known while gradients are disabled."""
+    worth: Callable[[Mapping[str, NDArray[np.float64]]], NDArray[np.bool_]] | None = None
+    """Optional, with the tap `Tap.INPUT`: values of the first recorded row, ``[site]`` each and NaN where not seen ->
+    the sites that are worth recording."""
 
     def fits(self, owner: nn.Module) -> bool:
         """Whether `chooses` takes the module."""
@@ -198,8 +222,15 @@ def sees_everything(probe: Probe) -> bool:
     return isinstance(probe, TensorProbe) and probe.views is _as_they_are
 
 
+def seeks(probe: Probe, module: nn.Module) -> bool:
+    """Whether a probe observes a module that the selection of sites leaves out."""
+    return isinstance(probe, TensorProbe) and probe.tap is Tap.INPUT and probe.seeks(module)
+
+
 def fits_site(probe: Probe, module: nn.Module, role: str) -> bool:
     """Whether a probe observes a module that stands at a site of this role."""
+    if role == SOUGHT:
+        return seeks(probe, module)
     return probe.tap.of_module and (probe.tap is not Tap.JACOBIAN or role == "layer") and probe.fits(module)
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope import rows
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.compiled import Eager
@@ -29,22 +30,13 @@ from keelscope.duties import usable_probes
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import AxisOrder, by_group, draw_layout, trimmed
-from keelscope.lossscale import LossScale
+from keelscope.lossscale import LossScale, any_scaler
 from keelscope.pages import Blocks, Sheet, dense_block, no_blocks
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Axis, Probe, Tap, group_of
+from keelscope.probe import Axis, Probe, Tap, group_of, seeks
+from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
-from keelscope.rows import (
-    Observations,
-    RowValues,
-    module_calls,
-    module_observations,
-    parameter_calls,
-    parameter_observations,
-    probe_extents,
-    probe_values,
-    total_norm,
-)
+from keelscope.rows import RowValues, total_norm
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
@@ -76,7 +68,7 @@ class Recorder:
         *,
         keep_calls: bool,
     ) -> None:
-        self.plan = plan_sites(model, sites)
+        self.plan = plan_sites(model, sites, lambda module: any(seeks(probe, module) for probe in probes))
         owners = [w.module for w in self.plan.modules] + [w.owner for w in self.plan.parameters]
         self.probes = usable_probes(probes, owners, self)
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
@@ -88,6 +80,7 @@ class Recorder:
         self.gates = GateHooks(self.plan, self.probes, self._record_for)
         self.look.on_gates = self._observe_gates
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
+        self.timed = self.modules, self.parameters, self.gates.modules
         self.modules.on_gradient = self.look.read
         self.parameters.on_backward = self._backward_begins
         self.backward_begins: Callable[[], None] = _nothing
@@ -107,7 +100,7 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._keep_calls = keep_calls
         self._scale = LossScale()
-        self._recorded = 0
+        self._recorded, self._attempts, self._unused = 0, 0, False
         self._sightings = Sightings()
         self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
         self._eager = Eager(model)
@@ -123,12 +116,16 @@ class Recorder:
         self.modules.begin(self.current)
         self.residuals.begin()
         self.gates.begin(self.current)
-        self._eager.begin()
-        for hooks in (self.modules, self.gates.modules, self.parameters):
-            hooks.attach()
+        self.attach()
         self.modules.on_module = None if self.parameters.is_complete else self.parameters.attach_owner
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
+
+    def attach(self) -> None:
+        """Put hooks on the model; doing so twice changes nothing."""
+        self._eager.begin()
+        for hooks in (self.modules, self.gates.modules, self.parameters):
+            hooks.attach()
 
     def rest(self, *, pause: bool) -> None:
         """The step is complete: what comes belongs to the next one, which may not be recorded (pause)."""
@@ -162,11 +159,13 @@ class Recorder:
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
         self.look.stop()
+        self._attempts += 1
         self.open()
 
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
+        self._unused = not self.parameters.has_stepped
         step, self.current = self.current, StepRecord()
         self.parameters.begin(self.current)
         self.modules.close_page()
@@ -183,7 +182,7 @@ class Recorder:
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-            self.axes = self._lay_axes(step)
+            self.axes = self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
         row = RowValues({group_of(probe): {} for probe in due}, {})
         for probe in due:
@@ -199,25 +198,27 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        self._sightings.note(self.plan, step, sheet)
+        self._sightings.note(self.plan, step, sheet, self.parameters.hooked)
         if self._keep_calls:
-            modules, parameters = (
-                [w.site.path for w in several] for several in (self.plan.modules, self.plan.parameters)
-            )
-            self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
-            self.last_gradients = parameter_calls(parameters, step.parameters, fetched)
+            self.last_calls = rows.module_calls(self.plan.module_paths, step.calls, self.probes, fetched)
+            self.last_gradients = rows.parameter_calls(self.plan.parameter_paths, step.parameters, fetched)
         self.residuals.end()
         self._recorded += 1
         return row
 
-    def _lay_axes(self, step: StepRecord) -> dict[str, NDArray[np.intp]]:
+    def _lay_axes(self, step: StepRecord, fetched: Fetched) -> dict[str, NDArray[np.intp]]:
         """The site axis of every group that has sites; probes of the others are let go of."""
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         attending = {call.site for call in step.calls if call.attention}
         order = AxisOrder(self.plan, [call.site for call in step.calls], found, attending)
         groups = by_group(self.probes)
         axes = {group: order.of(self.plan, probes) for group, probes in groups.items()}
-        empty = {group for group, probes in groups.items() if found.get(probes[0].tap.axis) == 0}
+        several = self.ranks.size > 1
+        quiet = leave_out_quiet(groups, self.modules, step, fetched, order.modules.size, seen_only=several)
+        axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in quiet.items()}
+        empty = {
+            g for g, probes in groups.items() if found.get(probes[0].tap.axis) == 0 or (g in quiet and not len(axes[g]))
+        }
         for group in empty:
             _log.info("%s are not recorded: none was found in the first recorded step", group)
         self.probes = tuple(probe for probe in self.probes if group_of(probe) not in empty and self._can_record(probe))
@@ -243,7 +244,8 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         taps = {probe.tap for probe in self.probes}
         lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
-        seen = self._sightings.seen(self.plan, taps, lost, refused, unsummed)
+        sightings = self._sightings.with_open(self.plan, self.current)
+        seen = sightings.seen(self.plan, taps, lost, refused, unsummed)
         return coverage_table(self.plan, seen)
 
     def release(self) -> None:
@@ -286,19 +288,15 @@ class Recorder:
             Name -> number.
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
+        found |= {} if self._scale.skipped is None else {"skipped": self._scale.skipped}
         groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
         gradients = [group for group in groups if "norm" in row.values.get(group, {})]
         if gradients and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = total_norm(row, gradients[0])
+        attempts, self._attempts = float(self._attempts), 0
+        if self._scale.is_known or (attempts and any_scaler()):  # from row 0 on: late names cost a part each
+            found |= {"skipped_attempts": attempts, "skipped": max(found.get("skipped", 0.0), float(self._unused))}
         return found
-
-    def milliseconds(self) -> float:
-        """Host time spent in hooks since the last call, in milliseconds."""
-        hooks = (self.modules, self.parameters, self.gates.modules)
-        seconds = sum(each.seconds for each in hooks)
-        for each in hooks:
-            each.seconds = 0.0
-        return 1e3 * seconds
 
     def _backward_begins(self) -> None:
         self.modules.hold()
@@ -316,7 +314,7 @@ class Recorder:
     def _values(
         self, probe: Probe, step: StepRecord, sheet: Sheet, fetched: Fetched, factor: float
     ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
-        observations: Observations
+        observations: rows.Observations
         blocks: Blocks = no_blocks
         if probe.tap.axis is Axis.SUBLAYER:
             topology = self.look.topology
@@ -325,19 +323,21 @@ class Recorder:
             observations, sites = self.gates.along(probe.tap, step), len(self.gates.gates)
         elif probe.tap.of_module:
             sites = len(self.plan.modules)
-            observations = module_observations(probe.tap, step.calls, step.arrivals, trained=step.trained)
+            observations = rows.module_observations(probe.tap, step.calls, step.arrivals, trained=step.trained)
             blocks = sheet.block
         else:
             records, summed = step.parameters, step.summed() if probe.tap is Tap.PARAMETER_GRADIENT else ()
-            observations, sites = parameter_observations(probe.tap, records, summed), len(self.plan.parameters)
+            observations, sites = rows.parameter_observations(probe.tap, records, summed), len(self.plan.parameters)
             blocks = dense_block(step.dense)
         lengths = self.extents.setdefault(group_of(probe), {})
         if not self._recorded:
-            for dim, length in probe_extents(probe, observations, fetched).items():
+            for dim, length in rows.probe_extents(probe, observations, fetched).items():
                 lengths[dim] = max(length, lengths.get(dim, 1))
         unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
         scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
-        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
+        found, seen = rows.probe_values(
+            probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks
+        )
         self.ranks.whole(probe, found, seen, self.gates.indices)
         return found, seen
 

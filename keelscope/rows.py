@@ -267,7 +267,8 @@ def module_calls(
     for call in calls:
         leaves = {path: tuple(_norm(slots, fetched) for slots in events) for path, events in call.leaves.items()}
         values = _plain(before, call.inputs, fetched), _plain(after, call.outputs, fetched)
-        found.setdefault(paths[call.site], []).append(Call(call.grad_enabled, *values, leaves))
+        dtype = str(call.dtype).removeprefix("torch.") if call.dtype else ""
+        found.setdefault(paths[call.site], []).append(Call(call.grad_enabled, *values, leaves, dtype))
     return found
 
 

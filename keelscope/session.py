@@ -22,17 +22,20 @@ from torch import nn
 from torch.optim import Optimizer
 
 from keelscope import openwatches
+from keelscope.arming import Arm, Arming
 from keelscope.calls import Call, ParameterCalls
 from keelscope.containment import contained
 from keelscope.distributed import place
-from keelscope.errors import CoverageWarning, NothingToObserveError, RecordingWarning, UsageError
-from keelscope.journal import Journal, as_number, check_destination
+from keelscope.errors import CoverageWarning, NothingToObserveError, UsageError
+from keelscope.journal import Journal, check_destination
+from keelscope.logbook import Logbook
+from keelscope.paged import milliseconds
 from keelscope.probe import Probe, resolve_probes
 from keelscope.recorder import Recorder
 from keelscope.resume import starting_step
 from keelscope.schedule import Schedule, as_schedule
 from keelscope.sites import Selector
-from keelscope.steps import IdleOptimizer, ScalarPlaces, StepClock, as_optimizers
+from keelscope.steps import IdleOptimizer, StepClock, as_optimizers
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
 from keelscope.store.schema import CoverageEntry, RunLayout
@@ -48,6 +51,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     probes: str | Probe | Iterable[str | Probe] = "default",
     sites: Selector | Iterable[Selector] = "auto",
     every: int | Schedule = 1,
+    arm: Arm | None = None,
     config: Mapping[str, object] | None = None,
     exists: str = "new",
     calls: bool = False,
@@ -63,6 +67,7 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
         probes: names and probe objects, see ``keelscope list probes``.
         sites: which modules, see `keelscope.sites.plan_sites`.
         every: record every n-th step, or a `Schedule`.
+        arm: record every step for a while after a spike or a number that is not finite, see `Arm`.
         config: JSON values to store with the run, for example hyperparameters.
         exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses, ``"resume"`` goes on.
         calls: keep every call and backward pass of the last recorded step in ``watch.calls`` and ``watch.gradients``.
@@ -98,8 +103,8 @@ def watch(  # noqa: PLR0913 - the public interface: every option has a default a
     recorder = Recorder(model, resolve_probes(probes), sites, optimizers, keep_calls=calls)
     if not recorder.plan.modules and not recorder.plan.parameters:
         raise NothingToObserveError(f"{type(model).__name__} has no module and no parameter to observe.")
-    schedule = as_schedule(every)
     journal = Journal(path, exists, pace)
+    schedule = Arming(as_schedule(every), arm, journal)
     return Watch(model, recorder, optimizers, schedule, journal, path=path, config=config or {}, first_step=first)
 
 
@@ -111,7 +116,7 @@ class Watch:
         model: nn.Module,
         recorder: Recorder,
         optimizers: tuple[Optimizer, ...],
-        schedule: Schedule,
+        schedule: Arming,
         journal: Journal,
         *,
         path: str | Path | None,
@@ -120,21 +125,17 @@ class Watch:
     ) -> None:
         self._leave = openwatches.enter(model, self)
         self._model: nn.Module | None = model
-        self._recorder = recorder
-        self._schedule = schedule
+        self._recorder, self._schedule = recorder, schedule
         self._title, self._config = path, config
         self._journal = journal
         journal.layout = self._layout
         self._clock = StepClock(optimizers, self._before_step, self._after_step, first_step)
-        self._places = ScalarPlaces(first_step)
+        self._logbook = Logbook(journal, schedule, first_step)
         self._explicit = bool(optimizers)
         self._optimizers = optimizers
         self._step = self._first_step = first_step
-        self._left_out: set[str] = set()
         self._idle = IdleOptimizer(optimizers, model)
-        self._recording = False
-        self._complete = False
-        self._closed = False
+        self._recording = self._complete = self._closed = False
         self._coverage: tuple[CoverageEntry, ...] = ()
         recorder.admits = self._admits
         recorder.backward_begins = self._backward_begins
@@ -187,22 +188,17 @@ class Watch:
         Args:
             scalars: ``name=number``, for example ``loss=loss``; one-entry tensors are welcome.
         """
-        for name, value in scalars.items():
-            try:
-                number = as_number(name, value)
-            except UsageError as error:
-                self._leave_out(name, str(error))
-                continue
-            if self._closed or not self._journal.takes(name):
-                why = "the watch is closed" if self._closed else "too many names came late"
-                self._leave_out(name, f"log({name}=...) is not recorded: {why}.")
-            else:
-                self._journal.log(self._places.of(name, self._clock.completed, self._begun()), {name: number})
+        if self._closed:
+            self._logbook.refuse(scalars)
+        elif self._logbook.take(scalars, self._clock.completed, self._begun()):
+            self._record_what_comes()
 
-    def _leave_out(self, name: str, why: str) -> None:
-        if name not in self._left_out:
-            self._left_out.add(name)
-            warnings.warn(why, RecordingWarning, stacklevel=3)
+    def _record_what_comes(self) -> None:
+        """The step that comes is armed, which nobody knew when the one before ended."""
+        if not self._recording:
+            self._begin_row()
+        elif self._complete:
+            self._recorder.attach()
 
     def close(self) -> None:
         """Write the last row, take every hook off the model and close the file. Safe to call twice."""
@@ -250,14 +246,14 @@ class Watch:
         if self._recording and (self._complete or worth):
             self._close_row()
 
-    def _next_row(self) -> None:
+    def _next_row(self, *, seen: bool = True) -> None:
         self._close_row()
-        self._begin_row()
+        self._begin_row(seen=seen)
 
-    def _begin_row(self) -> None:
+    def _begin_row(self, *, seen: bool = True) -> None:
         self._step = self._clock.completed
         self._complete = False
-        self._recording = self._schedule.records(self._step) or not self._explicit
+        self._recording = seen and (self._schedule.records(self._step) or not self._explicit)
         if self._recording:
             self._recorder.open()
 
@@ -266,14 +262,16 @@ class Watch:
         """Hand the open row to the journal."""
         start = time.perf_counter()
         self._complete = self._recording = False
-        row = self._recorder.take()
+        row, step, schedule = self._recorder.take(), self._step, self._schedule
         own = self._recorder.scalars(row)
-        self._journal.log(self._step, {name: v for name, v in own.items() if not self._journal.has(self._step, name)})
-        if self._schedule.records(self._step):
-            self._journal.add(self._step, row.values, row.observed)
-        spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
-        self._journal.log(self._step, {"watch_ms": spent})
-        self._journal.flush(self._step + 1)
+        if schedule.records(step):
+            self._journal.add(step, row.values, row.observed, kept=schedule.keeps(step))
+            own |= schedule.scalars(step)
+        self._journal.log(step, own := {name: v for name, v in own.items() if not self._journal.has(step, name)})
+        schedule.see_all(step, own)
+        spent = milliseconds(self._recorder.timed) + 1e3 * (time.perf_counter() - start)
+        self._journal.log(step, {"watch_ms": spent})
+        self._journal.flush(step + 1)
 
     def _admits(self, grad_enabled: bool) -> bool:
         """Whether a forward belongs to the open row; closes that row if the forward starts the next."""
@@ -292,7 +290,7 @@ class Watch:
         elif self._optimizers and not self._clock.partial:
             self._recorder.discard()
             if self._idle.once_more():
-                self._leave_out("", self._idle.WARNING)
+                self._logbook.leave_out("", self._idle.WARNING)
 
     def _backward_begins(self) -> None:
         """Without any forward to tell (functional calls), a backward after a complete step is the next one's."""
@@ -314,11 +312,13 @@ class Watch:
 
     @contained
     def _before_step(self, optimizer: Optimizer, closure: bool) -> None:
-        if self._complete and not self._clock.partial:
-            self._next_row()
+        if self._complete and not self._clock.partial:  # closing may arm this step, whose forward is over
+            self._next_row(seen=self._schedule.records(self._clock.completed))
         self._idle.step_begins(closure=closure)
         if self._recording and not self._complete:
             self._recorder.before_step(optimizer, closure=closure)
+        if not closure:
+            self._schedule.weigh(optimizer)
 
     @contained
     def _after_step(self, optimizer: Optimizer, done: bool) -> None:
@@ -330,6 +330,7 @@ class Watch:
     def _end_step(self) -> None:
         """A step is complete: keep its row for `log`, and take the hooks off unless the next step is recorded."""
         self._idle.step_ends()
+        self._schedule.step_ends(self._clock.completed - 1)
         following = self._schedule.records(self._clock.completed)
         if self._recording and not self._complete:
             self._complete = True

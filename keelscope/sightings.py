@@ -30,19 +30,23 @@ class Sightings:
     """Modules whose output received a gradient."""
     parameters: set[int] = field(default_factory=set)
     """Parameters that received a gradient."""
+    trainable: set[int] = field(default_factory=set)
+    """Parameters that required a gradient while a step ran."""
     _reached: set[int] = field(default_factory=set)
     """Their indices."""
-    _found: dict[int, NDArray[np.bool_]] = field(default_factory=dict)
+    _found: dict[int, NDArray[np.bool_]] = field(default_factory=dict, init=False)
     """What arrays of the kernel have shown already."""
 
-    def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet) -> None:
+    def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> None:
         """Take in a step.
 
         Args:
             plan: the sites.
             step: what it showed.
             sheet: what the kernel saw of its calls.
+            trainable: identity of the parameters that required a gradient on it.
         """
+        self.trainable.update(trainable)
         for noted, found in ((self.called, sheet.called), (self.with_gradient, sheet.reached)):
             noted.update(id(plan.modules[site].module) for site in self._fresh(id(noted), found))
         for call in step.calls:
@@ -73,6 +77,22 @@ class Sightings:
         self._reached.add(i)
         self.parameters.add(id(plan.parameters[i].parameter))
 
+    def with_open(self, plan: SitePlan, step: StepRecord) -> Sightings:
+        """What will have been noted once the open step is closed.
+
+        Args:
+            plan: the sites.
+            step: what it has shown so far.
+
+        Returns:
+            A copy.
+        """
+        seen = (self.called, self.with_gradient, self.parameters, self.trainable, self._reached)
+        later = Sightings(*map(set[int], seen))
+        if step.saw_backward:
+            later.note(plan, step, Sheet(step))
+        return later
+
     def seen(
         self,
         plan: SitePlan,
@@ -102,4 +122,5 @@ class Sightings:
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
             unsummed={id(plan.parameters[i].parameter) for i in unsummed},
+            trainable=self.trainable if Tap.PARAMETER_GRADIENT in looked and self.trainable else None,
         )

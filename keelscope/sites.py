@@ -18,11 +18,23 @@ from torch.nn.parameter import UninitializedParameter
 from keelscope.errors import UnknownNameError
 from keelscope.stacks import class_name, find_stacks, is_container, is_wrapper, unwrapped
 from keelscope.store.schema import Site, Stack
+from keelscope.unregistered import Unregistered, find_unregistered
 
-__all__ = ["Selector", "SitePlan", "WatchedModule", "WatchedParameter", "clean_path", "plan_sites", "relabelled"]
+__all__ = [
+    "SOUGHT",
+    "Selector",
+    "SitePlan",
+    "WatchedModule",
+    "WatchedParameter",
+    "clean_path",
+    "plan_sites",
+    "relabelled",
+]
 
 Selector = str | re.Pattern[str] | type | tuple[type, ...] | Callable[[str, nn.Module], bool]
 
+SOUGHT = "activation"
+"""Role of a module that the selection leaves out and that is there for the probes that seek it."""
 _WRAPPER_NAMES = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"})
 
 
@@ -48,7 +60,7 @@ class SitePlan:
     """Everything about a model that is known before it runs."""
 
     modules: tuple[WatchedModule, ...]
-    """Selected modules in registration order."""
+    """Selected modules, and those that a probe seeks, in registration order."""
     parameters: tuple[WatchedParameter, ...]
     """Every parameter once, under its first path."""
     everything: tuple[tuple[str, nn.Module], ...]
@@ -56,6 +68,18 @@ class SitePlan:
     stacks: tuple[Stack, ...]
     entries: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Path of each stack entry -> path of its stack, position."""
+    unregistered: tuple[Unregistered, ...] = ()
+    """Trainable tensors that the model holds without having registered them."""
+
+    @property
+    def module_paths(self) -> list[str]:
+        """Of `modules`."""
+        return [watched.site.path for watched in self.modules]
+
+    @property
+    def parameter_paths(self) -> list[str]:
+        """Of `parameters`."""
+        return [watched.site.path for watched in self.parameters]
 
     def place(self, path: str) -> tuple[str, int]:
         """Stack and position of the entry a path lies in, ``("", -1)`` outside every stack."""
@@ -78,7 +102,11 @@ def clean_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in _WRAPPER_NAMES)
 
 
-def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") -> SitePlan:
+def plan_sites(
+    model: nn.Module,
+    sites: Selector | Iterable[Selector] = "auto",
+    sought: Callable[[nn.Module], bool] = lambda _module: False,
+) -> SitePlan:
     """Choose the sites of a model.
 
     Args:
@@ -86,6 +114,7 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
         sites: ``"auto"`` (stack entries, the parameter-owning modules directly inside them and every norm of the
             stacks, plus parameter-owning modules outside), ``"leaves"``, ``"all"``, a glob on the path, a compiled
             regular expression, a type or tuple of types, a callable ``(path, module) -> bool``, or several of these.
+        sought: further modules, which get the role `SOUGHT`.
 
     Returns:
         The plan.
@@ -98,8 +127,13 @@ def plan_sites(model: nn.Module, sites: Selector | Iterable[Selector] = "auto") 
     stacks, members = find_stacks(everything)
     labels = _Labels(everything, members)
     chosen = _chosen(everything, sites, labels)
-    modules = tuple(WatchedModule(module, labels.of(path, module)) for path, module in everything if path in chosen)
-    return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks, members)
+    modules = tuple(
+        WatchedModule(module, site if path in chosen else replace(site, role=SOUGHT))
+        for path, module in everything
+        if (path in chosen or sought(module)) and (site := labels.of(path, module))
+    )
+    unregistered = find_unregistered(everything)
+    return SitePlan(modules, tuple(_parameters(root, labels)), everything, stacks, members, unregistered)
 
 
 def relabelled(plan: SitePlan, model: nn.Module) -> SitePlan:
@@ -114,6 +148,7 @@ def relabelled(plan: SitePlan, model: nn.Module) -> SitePlan:
     """
     fresh = plan_sites(model, lambda _path, _module: True)
     modules = {id(watched.module): watched.site for watched in fresh.modules}
+    modules |= {id(w.module): w.site for w in plan.modules if w.site.role == SOUGHT}
     parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
     return replace(
         plan,

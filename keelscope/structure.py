@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from keelscope.containment import NO_OP, contained
+from keelscope.containment import NO_OP, Unscriptable, contained
 from keelscope.hooks import in_backward
 from keelscope.leaves import floating_leaves
 from keelscope.sites import SitePlan
@@ -156,7 +156,7 @@ class BeforeBackward:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BeforeModule:
+class BeforeModule(Unscriptable):
     """Hook before one module; a copy of the module carries a no-op in its place."""
 
     owner: weakref.ref[Look]
@@ -173,7 +173,7 @@ class BeforeModule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class AfterModule:
+class AfterModule(Unscriptable):
     """Hook after one module; a copy of the module carries a no-op in its place."""
 
     owner: weakref.ref[Look]
@@ -244,7 +244,8 @@ def sublayer_sites(topology: Topology | None, plan: SitePlan) -> tuple[Site, ...
 def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: SitePlan) -> tuple[Stack, ...]:
     """Stacks with their number of sub-layers per entry, where each entry holds the same number.
 
-    What the block class declares goes before what the graph shows.
+    The first entry may hold fewer: where what enters it needs no gradient, no shortcut can be read there. What the
+    block class declares goes before what the graph shows.
 
     Args:
         stacks: as found in the module tree.
@@ -260,14 +261,17 @@ def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: Si
         inside = next((place for path in paths if (place := plan.place(path))[0]), None)
         if inside is not None:
             found[inside] = found.get(inside, 0) + 1
-    places = set(plan.entries.values())
+    places = sorted(set(plan.entries.values()))
     return tuple(
-        _counted(stack, {found.get(place, 0) for place in places if place[0] == stack.path}) for stack in stacks
+        _counted(stack, [found.get(place, 0) for place in places if place[0] == stack.path]) for stack in stacks
     )
 
 
-def _counted(stack: Stack, counts: set[int]) -> Stack:
-    return replace(stack, sublayers=counts.pop()) if not stack.sublayers and len(counts) == 1 else stack
+def _counted(stack: Stack, counts: Sequence[int]) -> Stack:
+    """With the number of all entries, or of all after the first where that holds fewer."""
+    numbers = set(counts[1:] or counts)
+    alike = len(numbers) == 1 and min(counts) >= counts[0]
+    return replace(stack, sublayers=numbers.pop()) if not stack.sublayers and alike else stack
 
 
 def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput]) -> None:

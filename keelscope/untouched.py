@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer
 
+from keelscope.unregistered import find_unregistered
+
 __all__ = ["global_random_states", "untouched"]
 
 
@@ -64,8 +66,9 @@ def _random_states(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _gradients(model: nn.Module) -> Iterator[None]:
-    """``.grad`` of every parameter; hooks that use it up inside backward are off."""
-    kept = [(p, p.grad, p._post_accumulate_grad_hooks) for p in model.parameters()]
+    """``.grad`` of every parameter, registered or not; hooks that use it up inside backward are off."""
+    held = [one.tensor for one in find_unregistered(model.named_modules())]
+    kept = [(p, p.grad, p._post_accumulate_grad_hooks) for p in (*model.parameters(), *held)]
     for parameter, _, _ in kept:
         parameter.grad = None
         parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]

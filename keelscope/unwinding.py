@@ -3,6 +3,9 @@
 A node that was seen from Python has a Python object, and frees the node behind it from within its own end: some forty
 thousand such nodes in a chain overflow the stack and end the process. `unwind` keeps the nodes until nothing above
 them is alive, and then gives them up from the output side.
+
+A gradient hook looks at the node of its tensor. `Breaks` lets every so-many-th of these nodes keep those behind it,
+so that the recursion ends there: what is left is freed at the next garbage collection or recorded step.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from collections.abc import Iterable, Sequence
 
 from torch.autograd.graph import Node
 
-__all__ = ["give_up_dead", "unwind"]
+__all__ = ["Breaks", "give_up_dead", "unwind"]
 
 _KEY = "keelscope: nodes behind this one"
 _UNOWNED = 2  # references of a node that only this module knows: its variable and the argument of getrefcount
+
+_DISTANCE = 61  # a prime: whatever a model repeats, each place of it has its turn
 
 _dead: deque[list[Node]] = deque()
 
@@ -49,6 +54,22 @@ def unwind(nodes: Sequence[Node], tops: Iterable[Node]) -> None:
     chain = [node for node in nodes if node not in above and node.next_functions]
     if chain:
         _hang(chain, above)
+
+
+class Breaks:
+    """Breaks in the graphs of one model, from hook to hook."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def passed(self, node: Node, hooks: int = 1) -> None:
+        """A hook was put on the tensor of this node, and others since the last time."""
+        self._count += hooks
+        if self._count >= _DISTANCE:
+            self._count = 0
+            behind = [below for below, _ in node.next_functions if below is not None]
+            if behind:
+                _hang(behind, [node])
 
 
 def give_up_dead() -> None:

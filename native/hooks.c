@@ -9,6 +9,7 @@
 #include <structmember.h>
 #include <time.h>
 
+#define DISTANCE 61 /* nodes after which Python is told of one, see keelscope.unwinding */
 #define HALF 11 /* columns of the output, then of the gradient */
 static const size_t OFFSETS[ROUTINES] = {0, 6, 8};
 
@@ -18,7 +19,7 @@ enum { FOR_GRADIENT = 3, LEFT_ALONE = 128 }; /* of a duty: one bit per routine, 
 typedef struct {
     PyObject_HEAD
     PyObject *modules; /* weak references */
-    PyObject *owner;   /* weak reference to the object with _first_arrives() and _another_arrives(site, gradient, shape) */
+    PyObject *owner;   /* weak reference to keelscope.hooks.ModuleHooks */
     Py_ssize_t sites;
     unsigned char *duties, *seen;
     double *terms, seconds;
@@ -59,7 +60,7 @@ static PyTypeObject *arrival_type, *mark_type;
 static struct {
     PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
     PyObject *base, *grad_fn, *hooks, *register_hooks, *requires_grad, *grad, *version; /* names */
-    PyObject *first, *another, *begins;                                                 /* names of methods */
+    PyObject *first, *another, *begins, *at_break;                                      /* names of methods */
 } known;
 
 static double now(void) {
@@ -75,6 +76,15 @@ static void end(PyObject *self) {
 }
 
 static PyObject *begin(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+
+static void tell(PyObject *reference, PyObject *name, PyObject *first, PyObject *second, PyObject *third) {
+    PyObject *owner = PyWeakref_GetObject(reference);
+    if (owner == NULL || owner == Py_None) return;
+    Py_INCREF(owner);
+    PyObject *done = PyObject_CallMethodObjArgs(owner, name, first, second, third, NULL);
+    Py_XDECREF(done);
+    Py_DECREF(owner);
+}
 
 /* ---- Page */
 
@@ -188,7 +198,8 @@ static PyObject *hookable(PyObject *tensor, const Place *place, PyObject *args, 
 }
 
 /* As keelscope.leaves.hook_gradient, for tensors without hooks. */
-static int put_hook(PyObject *tensor, PyObject *hook) {
+static int put_hook(PyObject *tensor, PyObject *hook, PyObject *owner) {
+    static int passed;
     PyObject *node = node_of(tensor), *there = PyObject_GetAttr(tensor, known.hooks), *hooks = NULL, *done = NULL;
     int is_put = 0;
     if (node != NULL && there == Py_None && (PyObject *)Py_TYPE(tensor) == torch.tensor) {
@@ -197,6 +208,10 @@ static int put_hook(PyObject *tensor, PyObject *hook) {
             PyObject_SetAttr(tensor, known.hooks, hooks) == 0) {
             done = PyObject_CallMethodObjArgs(node, known.register_hooks, tensor, NULL);
             is_put = done != NULL;
+        }
+        if (++passed >= DISTANCE) {
+            passed = 0;
+            tell(owner, known.at_break, node, NULL, NULL);
         }
     }
     Py_XDECREF(done);
@@ -212,7 +227,7 @@ static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, PyObject *
     hook->page = (Page *)Py_NewRef((PyObject *)page);
     hook->site = site;
     hook->has_tokens = sizes_of(output, hook->shape);
-    const int is_put = put_hook(target, (PyObject *)hook);
+    const int is_put = put_hook(target, (PyObject *)hook, page->owner);
     Py_DECREF((PyObject *)hook);
     return is_put;
 }
@@ -300,15 +315,6 @@ static PyMethodDef PAGE_METHODS[] = {
 static void arrival_end(PyObject *self) {
     Py_XDECREF((PyObject *)((Arrival *)self)->page);
     end(self);
-}
-
-static void tell(PyObject *reference, PyObject *name, PyObject *first, PyObject *second, PyObject *third) {
-    PyObject *owner = PyWeakref_GetObject(reference);
-    if (owner == NULL || owner == Py_None) return;
-    Py_INCREF(owner);
-    PyObject *done = PyObject_CallMethodObjArgs(owner, name, first, second, third, NULL);
-    Py_XDECREF(done);
-    Py_DECREF(owner);
 }
 
 static void tell_of_another(const Arrival *hook, PyObject *gradient) {
@@ -614,6 +620,7 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     known.version = PyUnicode_InternFromString("_version");
     known.first = PyUnicode_InternFromString("_first_arrives");
     known.another = PyUnicode_InternFromString("_another_arrives");
+    known.at_break = PyUnicode_InternFromString("_at_break");
     known.begins = PyUnicode_InternFromString("_backward_begins");
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

@@ -123,3 +123,49 @@ def test_coverage_grows_with_the_steps():
 
 def of_modules(watch: ks.Watch) -> dict[str, str]:
     return {entry.path: entry.status for entry in watch.coverage if entry.what == "module"}
+
+
+def test_what_was_unfrozen_after_its_step_was_frozen_on_it():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[0].requires_grad_(requires_grad=False)
+    with ks.watch(model) as watch:
+        for step in range(2):
+            model[0].requires_grad_(requires_grad=step > 0)
+            model(torch.ones(1, 2)).sum().backward()
+            watch.step()
+    first, second = (ks.diagnose(watch.run, step=step) for step in range(2))
+    assert [(f.rule, f.sites) for f in first.findings] == [("frozen", ("0",))]
+    assert second.findings == ()
+    assert {entry.status for entry in watch.coverage if entry.what == "parameter"} == {"observed"}
+
+
+def test_coverage_knows_the_step_that_is_not_closed_yet():
+    model = nn.Linear(2, 1)
+    with ks.watch(model) as watch:
+        model(torch.ones(1, 2)).sum().backward()
+        watch.step()
+        assert {entry.status for entry in watch.coverage} == {"observed"}
+        watch.log(loss=1.0)
+        assert watch.run["scalars/loss"].values.tolist() == [1.0]
+
+
+def test_a_parameter_that_was_assigned_anew_is_out_of_sight():
+    model = nn.Linear(2, 1)
+    with ks.watch(model) as watch:
+        for step in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            watch.step()
+            if step == 0:
+                model.load_state_dict({n: p.clone() for n, p in model.state_dict().items()}, assign=True)
+    entry = next(entry for entry in watch.coverage if entry.path == "weight")
+    assert entry.status == "not_observed"
+    assert "load_state_dict(assign=True)" in entry.reason
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_scripted_layer_that_no_gradient_reaches():
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 1))
+    with ks.watch(model) as watch:
+        model[1](model[0](torch.ones(1, 2)).detach()).sum().backward()
+        watch.step()
+    assert {e.path: e.status for e in watch.coverage if e.what == "parameter"}["1.weight"] == "observed"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from keelscope.leaves import floating_leaves, hook_gradient
+from keelscope.unwinding import Breaks
 
 Point = namedtuple("Point", "x y")
 KEYS = st.text(alphabet="abc", min_size=1, max_size=3)
@@ -96,10 +97,10 @@ def test_gradient_hooks_are_called_in_turn_with_those_of_others():
     x = torch.ones(2, requires_grad=True)
     hidden, seen = x * 2, []
     hidden.register_hook(lambda gradient: seen.append(("before", gradient.tolist())))
-    assert hook_gradient(hidden, lambda gradient: seen.append(("first", gradient.tolist()))) is None
+    assert hook_gradient(hidden, lambda gradient: seen.append(("first", gradient.tolist())), Breaks()) is None
     other = hidden * 3
-    assert hook_gradient(other, lambda gradient: seen.append(("alone", gradient.tolist()))) is None
-    assert hook_gradient(other, lambda gradient: seen.append(("second", gradient.tolist()))) is None
+    assert hook_gradient(other, lambda gradient: seen.append(("alone", gradient.tolist())), Breaks()) is None
+    assert hook_gradient(other, lambda gradient: seen.append(("second", gradient.tolist())), Breaks()) is None
     other.register_hook(lambda gradient: seen.append(("after", gradient.tolist())))
     other.sum().backward()
     assert [name for name, _ in seen] == ["alone", "second", "after", "before", "first"]
@@ -108,7 +109,7 @@ def test_gradient_hooks_are_called_in_turn_with_those_of_others():
 
 def test_a_gradient_hook_on_a_leaf_can_be_taken_off():
     x, seen = torch.ones(2, requires_grad=True), []
-    handle = hook_gradient(x, seen.append)
+    handle = hook_gradient(x, seen.append, Breaks())
     x.sum().backward()
     handle.remove()
     x.sum().backward()
@@ -127,6 +128,6 @@ def test_gradient_hooks_on_the_output_of_a_function_of_ones_own():
 
     seen = []
     y = Double.apply(torch.ones(2, requires_grad=True))
-    hook_gradient(y, seen.append)
+    hook_gradient(y, seen.append, Breaks())
     y.sum().backward()
     assert [gradient.tolist() for gradient in seen] == [[1, 1]]

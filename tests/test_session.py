@@ -396,6 +396,45 @@ def test_step_skipped_by_the_scaler_does_not_shift_the_others():
     np.testing.assert_allclose(watch.run["scalars/loss"].values, losses, rtol=1e-6)
 
 
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_step_that_a_fused_optimizer_skips_is_marked(unscale):
+    """The scaler calls it for an overflow as well: the step is counted, and nothing is learned."""
+    model = mlp()
+    optimizer = sgd(model, lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with ks.watch(model, optimizer=optimizer) as watch:
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step)).square().mean()).backward()
+            if step == 2:
+                model[0].weight.grad[0, 0] = math.inf
+            if unscale:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert watch.run["scalars/skipped"].values.tolist() == [0, 0, 1, 0]
+    assert watch.run["parameter_gradients/norm"].steps.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scaler_that_is_turned_off():
+    model = mlp()
+    optimizer = sgd(model, lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    wanted = []
+    with ks.watch(model, optimizer=optimizer) as watch:
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(batch(step)).square().mean()).backward()
+            wanted.append([norm(p.grad) for p in model.parameters()])
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            scaler.step(optimizer)
+            scaler.update()
+    np.testing.assert_allclose(watch.run["parameter_gradients/norm"].values, wanted, rtol=1e-5)
+    assert watch.run["scalars/lr"].values.tolist() == [1e-2] * 3
+
+
 @pytest.mark.parametrize("skipped", [(0,), (1,), (0, 1, 2), (10,)])
 @pytest.mark.parametrize(("scheme", "options"), [("keel", {"alpha_learnable": True}), ("keel_gate", {"gate": "token"})])
 def test_attempts_that_the_scaler_skips_leave_no_trace_in_any_group(scheme, options, skipped):
@@ -1007,3 +1046,16 @@ class TestMessages:
     def test_nothing_recorded_yet(self):
         with ks.watch(mlp()) as watch, pytest.raises(UsageError, match=r"nothing is recorded yet: the first row"):
             watch.run  # noqa: B018
+
+
+def test_calls_know_in_which_dtype_outputs_came():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2))
+    with ks.watch(model, sites="all", calls=True) as watch:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(torch.tensor([0, 1])).sum().backward()
+        watch.step()
+        assert {path: [call.dtype for call in calls] for path, calls in watch.calls.items()} == {
+            "0": ["float32"],
+            "1": ["bfloat16"],
+            "": ["bfloat16"],
+        }

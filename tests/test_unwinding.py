@@ -9,12 +9,14 @@ import sys
 import pytest
 import torch
 
+from keelscope import unwinding
 from keelscope.topology.graph import Graph
-from keelscope.unwinding import unwind
+from keelscope.unwinding import Breaks, unwind
 
 LOOK = """
 import gc, sys, threading
 import torch
+from keelscope import unwinding
 from keelscope.topology.graph import Graph
 
 def look():
@@ -59,6 +61,46 @@ def test_without_help_the_same_graph_overflows_the_stack():
     assert run(TOUCH).returncode < 0
 
 
+WATCH = """
+import sys, threading
+import torch
+from torch import nn
+import keelscope as ks
+from keelscope import unwinding
+
+unwinding._DISTANCE = {distance}
+net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(2000)])
+optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+
+def train():
+    with ks.watch(net, optimizer=optimizer, sites="all", probes="gradients") as watch:
+        for step in range(3):
+            loss = net(torch.ones(2, 2)).sum()
+            if step != 1:  # a graph that no backward pass has been through is freed as well
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del loss
+
+threading.stack_size(256 * 1024)
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+print("alive")
+"""
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_a_watched_model_of_many_layers_trains_on_a_small_stack(helped):
+    """With its hooks alone, a loss that is freed there ends the process."""
+    code = WATCH.replace("{distance}", str(unwinding._DISTANCE if helped else 10**9))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    if helped:
+        assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    else:
+        assert done.returncode < 0
+
+
 class Trace(torch.autograd.Function):
     """Counts the nodes of its kind that are alive."""
 
@@ -90,6 +132,22 @@ def test_nodes_end_with_the_tensors_that_lead_to_them_and_not_later(kept):
     Graph([tensors[-1].grad_fn])
     remaining = tensors[kept]
     assert Trace.alive == 20
+    tensors.clear()
+    gc.collect()
+    assert Trace.alive == kept
+    remaining.sum().backward()
+    del remaining
+    gc.collect()
+    assert Trace.alive == 0
+
+
+@pytest.mark.parametrize("kept", [0, 70, 130, 199])
+def test_breaks_keep_nothing_alive(kept):
+    breaks, tensors = Breaks(), [torch.ones(2, requires_grad=True)]
+    for _ in range(200):
+        tensors.append(Trace.apply(tensors[-1]))
+        breaks.passed(tensors[-1].grad_fn)
+    remaining = tensors[kept]
     tensors.clear()
     gc.collect()
     assert Trace.alive == kept

@@ -6,10 +6,11 @@ Dash carries the words (run list, cards, findings) and the state of the controls
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dash import ClientsideFunction, Dash, Input, Output, State
+from dash import ClientsideFunction, Dash, Input, Output, State, no_update
 from dash.exceptions import DependencyException
 from flask import abort, request
 
@@ -24,18 +25,27 @@ from keelscope_dashboards.theme import DARK, LIGHT, Palette
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from flask import Flask
+    from flask import Flask, Response
 
     from keelscope_dashboards.index import RunIndex
     from keelscope_dashboards.verdicts import Judge
 
 __all__ = ["create_app"]
 
-# Sets colour scheme and page before anything is painted, so that a dark page never flashes white and none another page.
+# Asks for the runs, and sets colours and page before anything is painted: no page flashes white or as another one.
 _SCHEME = """
-var wish = localStorage.getItem("mantine-color-scheme-value") || "auto";
-var dark = wish === "dark" || (wish !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
-document.documentElement.setAttribute("data-mantine-color-scheme", dark ? "dark" : "light");
+window.keelscope = { early: fetch("api/v1/state", { cache: "no-store" }).catch(() => null) };
+keelscope.scheme = (chosen) => {
+  let wish = chosen;
+  try { // a frame of another site may have no storage
+    if (chosen) localStorage.setItem("keelscope-scheme", chosen);
+    wish = localStorage.getItem("keelscope-scheme");
+  } catch (refused) {}
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  document.documentElement.dataset.scheme = wish || (system.matches ? "dark" : "light");
+  return system;
+};
+keelscope.scheme().addEventListener("change", () => keelscope.scheme());
 document.documentElement.dataset.page = location.pathname.split("/").pop() || "overview";
 """
 _INDEX = """<!DOCTYPE html>
@@ -55,16 +65,19 @@ _INDEX = """<!DOCTYPE html>
 </html>"""
 
 
-ASSETS_SECONDS = 3600  # assets carry their time of change in the address
+ASSETS = Path(__file__).parent / "assets"
+UNUSED = re.compile(r'<script src="[^"]*(?:/deps/polyfill@|/dash_table/)[^"]*"></script>\n?')
+"""Scripts that Dash loads for browsers of 2018 and for tables, which cost a tenth of the start."""
 
 
-def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK) -> Dash:
+def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.LOOPBACK, framed: bool = False) -> Dash:
     """The app over one index of runs; its ``.server`` is an ordinary WSGI application.
 
     Args:
         index: the runs.
         judge: gives the verdicts.
         hosts: host names a browser may use.
+        framed: whether pages of this machine, such as a notebook, may hold it in a frame.
 
     Returns:
         The app, never in debug mode.
@@ -73,22 +86,31 @@ def create_app(index: RunIndex, judge: Judge, *, hosts: Collection[str] = guard.
         __name__,
         title="keelscope",
         update_title="",
-        assets_folder=str(Path(__file__).parent / "assets"),
+        assets_folder=str(ASSETS),
         index_string=_INDEX.replace("COLOURS", _variables()).replace("SCHEME", _SCHEME),
         meta_tags=[{"name": "viewport", "content": "width=device-width, initial-scale=1"}],
         serve_locally=True,
         enable_mcp=False,
         add_log_handler=False,
+        suppress_callback_exceptions=True,  # else the layout travels twice
     )
-    app.server.config["SEND_FILE_MAX_AGE_DEFAULT"] = ASSETS_SECONDS
+    app.server.after_request(_keep_assets)
     app.layout = lambda: whole_page(run_states(index, judge), title=index.title)
     _paint_early(app, index, judge)
     _add_callbacks(app, index, judge)
     app.server.register_blueprint(blueprint(index, judge))
     _refuse_unknown(app.server)
-    policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)])
-    guard.install(app.server, hosts=hosts, policy=policy)
+    policy = guard.content_security_policy([*app.csp_hashes(), guard.script_hash(_SCHEME)], framed=framed)
+    guard.install(app.server, hosts=hosts, policy=policy, framed=framed)
     return app
+
+
+def _keep_assets(answer: Response) -> Response:
+    """What carries its time of change in the address is never asked for again."""
+    if request.path.startswith("/assets/") and answer.status_code == 200:
+        kept = "public, max-age=31536000, immutable" if request.args.get("m") else "public, max-age=3600"
+        answer.headers["Cache-Control"] = kept
+    return answer
 
 
 def _refuse_unknown(server: Flask) -> None:
@@ -107,36 +129,36 @@ def _paint_early(app: Dash, index: RunIndex, judge: Judge) -> None:
     """Put the skeleton beside the entry point of the page."""
     whole = app.interpolate_index
 
-    def with_skeleton(*, app_entry: str, **parts: str) -> str:
+    def with_skeleton(*, app_entry: str, scripts: str, **parts: str) -> str:
         page = page_of(request.path.strip("/")) or OVERVIEW
         first = skeleton(run_states(index, judge), index.title, page)
-        return str(whole(app_entry=first + app_entry, **parts))
+        return str(whole(app_entry=first + app_entry, scripts=UNUSED.sub("", scripts), **parts))
 
     app.interpolate_index = with_skeleton
 
 
 def _add_callbacks(app: Dash, index: RunIndex, judge: Judge) -> None:
     app.clientside_callback(ClientsideFunction("keelscope", "boot"), Input("settings", "data"), State("digest", "data"))
-    app.clientside_callback(
-        ClientsideFunction("keelscope", "metric"), Input("metric", "value"), prevent_initial_call=True
-    )
 
-    def words(_: str) -> tuple[Any, ...]:
+    def words(digest: str, dealt: list[str] | None, drawn: str) -> tuple[Any, ...]:
         states = run_states(index, judge)
+        listed = digest.partition(".")[0] == drawn.partition(".")[0]
         return (
-            cards.run_list(states),
-            cards.verdict_cards(states),
+            no_update if listed else cards.run_list(states),
+            cards.verdict_cards(states, dealt),
             cards.findings(states),
             cards.findings_count(states),
+            digest,
         )
 
     outputs = [Output(name, "children") for name in ("run-list", "cards", "findings", "findings-count")]
-    app.callback(*outputs, Input("digest", "data"), prevent_initial_call=True)(words)
+    inputs = (Input("digest", "data"), Input("dealt", "data"), State("drawn", "data"))
+    app.callback(*outputs, Output("drawn", "data"), *inputs, prevent_initial_call=True)(words)
 
 
 def _variables() -> str:
     """Both palettes as CSS variables."""
-    return ":root{" + _colours(LIGHT) + "}[data-mantine-color-scheme=dark]{" + _colours(DARK) + "}"
+    return ":root{" + _colours(LIGHT) + "}[data-scheme=dark]{" + _colours(DARK) + "}"
 
 
 def _colours(palette: Palette) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keelscope.diagnosis.axis import depth_axis
-from keelscope_dashboards.blocks import Axis, Span
+from keelscope_dashboards.blocks import Axis, Line, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from keelscope.diagnosis.axis import DepthAxis
     from keelscope.store.reader import Run
     from keelscope_dashboards.asking import Shown
+    from keelscope_dashboards.rows import Profile
 
 __all__ = ["SharedDepth", "bands_of", "shared_depth", "spans_of"]
 
@@ -43,6 +44,21 @@ class SharedDepth:
             Coordinates.
         """
         return depth / self.lengths[run] if self.axis.kind == "relative" else depth
+
+    def line(self, shown: Shown, label: str, profile: Profile, **look: Any) -> Line:
+        """A profile as a line on it.
+
+        Args:
+            shown: whose profile it is.
+            label: what the legend says.
+            profile: any.
+            look: further fields of `Line`.
+
+        Returns:
+            The line.
+        """
+        x = self.place(shown.id, profile.depth)
+        return Line(label, shown.slot, x, profile.levels, bad=x[profile.nan], run=shown.id, **look)
 
 
 def shared_depth(runs: Sequence[Shown]) -> SharedDepth:

@@ -68,6 +68,8 @@ class Line:
     low: NDArray[np.float64] | None = None
     """Lower edge of a band around the line."""
     high: NDArray[np.float64] | None = None
+    bad: NDArray[np.float64] | None = None
+    """Where on ``x`` the value was a NaN; everywhere else a gap was not observed."""
     dash: Dash = "solid"
     faint: bool = False
     run: str = ""

@@ -20,13 +20,21 @@ if TYPE_CHECKING:
 
 __all__ = ["findings", "findings_count", "lead", "run_list", "verdict_cards"]
 
-STATUS = {"live": "Recording", "finished": "Finished", "stopped": "Stopped", "error": "Cannot be read"}
+STATUS = {
+    "waiting": "Opening",
+    "live": "Recording",
+    "finished": "Finished",
+    "stopped": "Stopped",
+    "error": "Cannot be read",
+}
 SEVERITIES = {
     "error": ("bad", "alert", "problem"),
     "warning": ("warn", "alert", "warning"),
     "info": ("idle", "dot", "note"),
 }
-MAX_FINDINGS = 200
+MAX_FINDINGS = 60
+MAX_CARDS = 12
+"""Runs from which only those on show have a card."""
 
 
 def icon(name: str) -> html.Span:
@@ -90,17 +98,21 @@ def _eye(state: RunState) -> html.Button:
     )
 
 
-def verdict_cards(states: Sequence[RunState]) -> list[Any]:
+def verdict_cards(states: Sequence[RunState], dealt: Sequence[str] | None = None) -> list[Any]:
     """One card per run: the verdict in a word and a sentence, up to three numbers, a picture.
 
     Args:
         states: all runs.
+        dealt: ids of the runs that get a card where there are many.
 
     Returns:
         The cards, at the end those of files that cannot be read, with the reason.
     """
-    readable = [_card(state) for state in states if not state.error]
-    return [*readable, *(_broken_card(state) for state in states if state.error)]
+    readable = [state for state in states if not state.error]
+    if len(readable) > MAX_CARDS:
+        readable = [state for state in readable if dealt is None or state.id in dealt][:MAX_CARDS]
+    broken = [state for state in states if state.error][:MAX_CARDS]
+    return [*map(_card, readable), *map(_broken_card, broken)]
 
 
 def lead(sentence: str) -> str:
@@ -145,7 +157,8 @@ def _card_head(state: RunState) -> html.Span:
     word, tone, symbol = word_of(state.verdict)
     pill = html.Span([icon(symbol), word], className=f"pill {tone}")
     mark = icon("file") if state.error else marker(state.slot)
-    return html.Span([mark, html.Span(state.name, className="name mono"), pill], className="card-head")
+    name = html.Span(state.name, className="name mono", title=state.name)
+    return html.Span([mark, name, pill], className="card-head")
 
 
 def _number(figure: Figure) -> html.Span:
@@ -171,7 +184,11 @@ def findings(states: Sequence[RunState]) -> Any:
     if not pairs:
         waiting = any(state.verdict.headline == "pending" for state in states)
         return html.P("Reading the runs." if waiting else "No rule has anything to say.", className="quiet")
-    return html.Ul([_finding(state, note) for state, note in pairs[:MAX_FINDINGS]], className="findings")
+    rows = [_finding(state, note) for state, note in pairs[:MAX_FINDINGS]]
+    if len(pairs) > MAX_FINDINGS:
+        more = f"{len(pairs) - MAX_FINDINGS:,} more; the page Diagnostics has those of the runs on show."
+        rows.append(html.Li(more, className="quiet"))
+    return html.Ul(rows, className="findings")
 
 
 def _finding(state: RunState, note: Note) -> html.Li:

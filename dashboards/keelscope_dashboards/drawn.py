@@ -41,6 +41,8 @@ class Drawn:
     """The stretch of the site axis that its layers lie on."""
     width: int
     """Cells that one row of that stretch holds."""
+    coarse: bool = False
+    """Whether the pool is only a first look, in fewer bins than there is room for."""
 
 
 class Budget:

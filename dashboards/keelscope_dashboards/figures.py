@@ -194,7 +194,7 @@ def axes_layout(palette: Palette, *, x: str, y: str) -> dict[str, Any]:
 
 
 def edges_of(tile: Tile) -> NDArray[np.float64]:
-    """Step boundaries ``[bin + 1]`` of the bins: halfway to the neighbour.
+    """Step boundaries ``[bin + 1]`` of the bins: halfway to the neighbour, and none before the training began.
 
     Args:
         tile: pooled levels with at least one bin.
@@ -206,7 +206,7 @@ def edges_of(tile: Tile) -> NDArray[np.float64]:
     inner = (last[:-1] + first[1:]) / 2
     left = (inner[0] - last[0]) if len(inner) else 0.5
     right = (first[-1] - inner[-1]) if len(inner) else 0.5
-    return np.concatenate([[first[0] - left], inner, [last[-1] + right]])
+    return np.concatenate([[max(min(first[0], 0.0) - 0.5, first[0] - left)], inner, [last[-1] + right]])
 
 
 def _default_reference(series: Series) -> Reference:

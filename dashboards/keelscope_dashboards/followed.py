@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Facts", "FollowedRun", "Status"]
 
-Status = Literal["live", "finished", "stopped", "error"]
+Status = Literal["waiting", "live", "finished", "stopped", "error"]
 ISOLATED = partial(open_run, isolated=True)  # one bad file must not take the others down
 LONG = 1 << 22  # cells of a series from which one layer is read without the others
 
@@ -111,7 +111,9 @@ class FollowedRun:
 
     @property
     def status(self) -> Status:
-        """What the run is doing now."""
+        """What the run is doing now; waiting until it has been looked at for the first time."""
+        if self._run is None and not self.error and not self.revision:
+            return "waiting"
         if self.error or self._run is None:
             return "error"
         if self._run.live:
@@ -119,8 +121,13 @@ class FollowedRun:
         return "stopped" if self._run.stopped else "finished"
 
     def poll(self) -> None:
-        """Open the run if needed and take in what was written since; a file that cannot be read says why in `error`."""
-        with self._lock:
+        """Open the run if needed and take in what was written since; a file that cannot be read says why in `error`.
+
+        Never waits for whoever reads an open run at length: the next call takes in what is new.
+        """
+        with self._unless_busy() as free:
+            if not free:
+                return
             stamp = self._file_stamp()
             try:
                 if self._run is None:
@@ -140,10 +147,20 @@ class FollowedRun:
 
     def facts(self) -> Facts:
         """The run in a few words, made anew only when the file has changed."""
-        with self._lock:
-            if self._run is not None and self._facts[0] != self.revision:
+        with self._unless_busy() as free:
+            if free and self._run is not None and self._facts[0] != self.revision:
                 self._facts = (self.revision, _facts(self._run))
             return self._facts[1] if self._run is not None else Facts()
+
+    @contextmanager
+    def _unless_busy(self) -> Iterator[bool]:
+        """The lock if it is free, or as soon as it is where the run is not open yet; whether it is held."""
+        held = self._lock.acquire(blocking=self._run is None)
+        try:
+            yield held
+        finally:
+            if held:
+                self._lock.release()
 
     def axis(self, panel: Panel) -> LayerAxis:
         """The layers of a panel."""
@@ -167,9 +184,10 @@ class FollowedRun:
             return self._pooled(panel, None, seconds)
 
     def behind(self, panel: Panel) -> int:
-        """How many recorded rows the tile of a panel does not hold yet."""
+        """How many recorded rows the tile of a panel does not hold yet, or not as finely as it will."""
         with self._lock, self.reading() as run:
-            return len(run.steps_of(panel.group)) - self._panel(panel).pool.seen
+            drawn, rows = self._panel(panel), len(run.steps_of(panel.group))
+            return rows if drawn.coarse else rows - drawn.pool.seen
 
     def column(self, panel: Panel, layer: int) -> Tile:
         """All recorded rows of one layer, pooled; of a long run no more is read than the layer needs.
@@ -194,7 +212,7 @@ class FollowedRun:
     def _pooled(self, panel: Panel, layer: int | None, seconds: float = math.inf) -> Tile:
         drawn, late = self._panel(panel, layer), time.monotonic() + seconds
         with self.reading() as run:
-            begin_from_overview(run, drawn)
+            begin_from_overview(run, drawn, hurried=seconds < math.inf)
             for levels in levels_between(run, drawn, drawn.pool.seen, None):
                 drawn.pool.extend(levels)
                 if time.monotonic() > late:

@@ -25,6 +25,8 @@ MAX_RUNS = 500
 MAX_DEPTH = 3
 SUFFIXES = {".h5", ".hdf5"}
 RESCAN_SECONDS = 0.9
+OPENING_SECONDS = 0.5
+"""How long one look may open files; of hundreds the rest is opened by the next ones."""
 
 
 class RunIndex:
@@ -67,9 +69,8 @@ class RunIndex:
         with self._lock:
             if time.monotonic() - self._scanned >= RESCAN_SECONDS:
                 self._sources = self._scan()
-                for source in self._sources.values():
-                    source.poll()
-                self._scanned = time.monotonic()
+                if self._follow():
+                    self._scanned = time.monotonic()
         return self._sources
 
     def close(self) -> None:
@@ -78,6 +79,19 @@ class RunIndex:
             for source in self._sources.values():
                 source.close()
             self._sources = {}
+
+    def _follow(self) -> bool:
+        """Poll the runs that are open, then open further ones while there is time; whether all are."""
+        late = time.monotonic() + OPENING_SECONDS
+        waiting = [source for source in self._sources.values() if source.status == "waiting"]
+        for source in self._sources.values():
+            if source.status != "waiting":
+                source.poll()
+        for source in waiting:
+            source.poll()
+            if time.monotonic() > late:
+                break
+        return not any(source.status == "waiting" for source in waiting)
 
     def _scan(self) -> dict[str, FollowedRun]:
         """The sources as the folders are now; readers keep the dict they hold, which is never changed."""

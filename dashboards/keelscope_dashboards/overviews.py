@@ -23,18 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["begin_from_overview"]
 
+COARSER = 3  # times fewer bins that a first look may have
 
-def begin_from_overview(run: Run, drawn: Drawn) -> None:
+
+def begin_from_overview(run: Run, drawn: Drawn, *, hurried: bool = False) -> None:
     """Fill an empty pool from the coarsest overview that is fine enough, if the run has one that shows the same.
 
     Args:
         run: the run.
         drawn: one panel; left as it is where rows have to be read.
+        hurried: take the coarsest overview at first, read in a tenth of the time; the next call takes the right one.
     """
     rows = len(run.steps_of(drawn.panel.group))
-    if drawn.pool.seen or rows <= LONG_RUN or any(len(member) != 1 for member in drawn.axis.members):
+    if (drawn.pool.seen and not drawn.coarse) or rows <= LONG_RUN or any(len(one) != 1 for one in drawn.axis.members):
         return
-    fitting = [factor for factor in FACTORS if -(-rows // factor) >= drawn.pool.limit]
+    least = drawn.pool.limit / COARSER if hurried and not drawn.coarse else drawn.pool.limit
+    fitting = [factor for factor in FACTORS if -(-rows // factor) >= least]
+    drawn.coarse = bool(fitting) and -(-rows // max(fitting)) < drawn.pool.limit
     made = run.stored_overview(drawn.panel.key, max(fitting), sites=drawn.sites) if fitting else None
     if made is None or made.low.ndim > 2:
         return

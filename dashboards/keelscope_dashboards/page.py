@@ -11,7 +11,6 @@ import base64
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import dash_mantine_components as dmc
 from dash import dcc, html
 
 from keelscope_dashboards import cards
@@ -44,6 +43,7 @@ KEYS = (
     ("f", "follow the newest step"),
     ("Space", "play the steps, and stop"),
     ("[ ]", "previous and next run"),
+    ("/", "filter the runs, where there are many"),
     ("p P", "next and previous page"),
     ("1 … 4", "metric of the overview"),
     ("Ctrl + wheel", "zoom about the pointer"),
@@ -68,6 +68,7 @@ def settings() -> dict[str, Any]:
         "pages": [_page_settings(page) for page in PAGES],
         "symbols": SYMBOLS,
         "limit": LIMIT,
+        "cards": cards.MAX_CARDS,
         "ticks": TICKS,
         "palettes": {palette.name: asdict(palette) for palette in (LIGHT, DARK)},
         "colours": {p.name: base64.b64encode(colour_table(p).tobytes()).decode() for p in (LIGHT, DARK)},
@@ -88,7 +89,7 @@ def _page_settings(page: Page) -> dict[str, Any]:
     }
 
 
-def whole_page(states: Sequence[RunState], *, title: str) -> dmc.MantineProvider:
+def whole_page(states: Sequence[RunState], *, title: str) -> html.Div:
     """Everything that is on the screen.
 
     Args:
@@ -98,18 +99,18 @@ def whole_page(states: Sequence[RunState], *, title: str) -> dmc.MantineProvider
     Returns:
         The layout.
     """
-    return dmc.MantineProvider(
+    return html.Div(
         [
             dcc.Store(id="settings", data=settings()),
             dcc.Store(id="digest", data=digest_of(tuple(states))),
+            dcc.Store(id="drawn", data=digest_of(tuple(states))),
+            dcc.Store(id="dealt"),
             html.A("Skip to the charts", href="#main", className="skip"),
             _header(title),
             _side(states),
             _main(states, title),
             _keys(),
-        ],
-        theme={"fontFamily": "Inter, system-ui, sans-serif", "primaryColor": "blue", "defaultRadius": "md"},
-        defaultColorScheme="auto",
+        ]
     )
 
 
@@ -142,12 +143,12 @@ def _header(title: str) -> html.Header:
                 type="button",
                 **{"aria-label": "Keyboard shortcuts"},
             ),
-            dmc.ColorSchemeToggle(
-                lightIcon=cards.icon("moon"),
-                darkIcon=cards.icon("sun"),
+            html.Button(
+                cards.icon("theme"),
                 id="theme",
-                variant="subtle",
-                color="gray",
+                className="square",
+                type="button",
+                title="Light or dark",
                 **{"aria-label": "Light or dark"},
             ),
         ],
@@ -160,6 +161,7 @@ def _side(states: Sequence[RunState]) -> html.Nav:
         [
             html.Ul([_link(page) for page in PAGES], className="pages"),
             html.H2("Runs"),
+            html.Div(id="picker", className="picker", hidden=True),  # filled by picker.js
             html.Div(cards.run_list(states), id="run-list"),
             html.P("Served from this machine only", id="origin", className="origin"),
         ],
@@ -222,7 +224,10 @@ def _empty(title: str) -> html.Section:
 
 
 def _toolbar() -> html.Div:
-    names = [{"value": panel.name, "label": panel.title} for panel in PANELS]
+    panels = [
+        html.Button(panel.title, type="button", title=panel.doc, **{"data-metric": panel.name, "aria-pressed": "false"})
+        for panel in PANELS
+    ]
     legend = html.Div(
         [
             html.Span(id="legend-title", className="legend-title"),
@@ -233,8 +238,8 @@ def _toolbar() -> html.Div:
         ],
         className="legend",
     )
-    metric = dmc.SegmentedControl(id="metric", data=names, value=PANELS[0].name, size="sm", **{"aria-label": "Metric"})
-    return html.Div([html.Div(metric, className="metric"), legend], className="toolbar")
+    metric = html.Div(panels, id="metric", className="segments", role="group", **{"aria-label": "Metric"})
+    return html.Div([metric, legend], className="toolbar")
 
 
 def _more(name: str, title: str) -> html.Button:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from keelscope_dashboards.depth import inner_names
+from keelscope_dashboards.levels import Kind
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.pooling import envelope
 
@@ -36,19 +37,25 @@ class Profile:
     levels: NDArray[np.float64]
     """log10 of the values, or the values themselves: ``-inf`` for exactly 0, ``inf``, NaN where there is none."""
     axis: LayerAxis
+    nan: NDArray[np.bool_]
+    """Which of the levels are not there because the value was a NaN."""
 
-    def families(self) -> Iterator[tuple[str, NDArray[np.float64], NDArray[np.float64]]]:
+    def of(self, kept: NDArray[np.bool_]) -> Profile:
+        """Some of its entries; the axis stays as it is."""
+        return replace(self, depth=self.depth[kept], levels=self.levels[kept], nan=self.nan[kept])
+
+    def families(self) -> Iterator[tuple[str, Profile]]:
         """The sites that play one part at every depth, by the last name in their path; layers are one family.
 
         Yields:
-            Name, depth and levels; the name is empty where there is one family.
+            Name and entries; the name is empty where there is one family.
         """
         if len(np.unique(self.depth)) == len(self.depth):
-            yield "", self.depth, self.levels
+            yield "", self
             return
         names = np.array([label.rpartition(".")[2] for label in self.axis.labels])
         for name in dict.fromkeys(names.tolist()):
-            yield name, self.depth[names == name], self.levels[names == name]
+            yield name, self.of(names == name)
 
 
 def profile_at(shown: Shown, key: str, step: int, *, linear: bool = False) -> Profile | None:
@@ -73,7 +80,7 @@ def profile_at(shown: Shown, key: str, step: int, *, linear: bool = False) -> Pr
     if linear:
         values[np.isneginf(values)] = 0.0
     depth = np.array(axis.depths or range(1, len(axis) + 1), dtype=np.float64)
-    return Profile(int(levels.steps[0]), depth, values, axis)
+    return Profile(int(levels.steps[0]), depth, values, axis, levels.kinds[0] == Kind.NAN)
 
 
 def has(shown: Shown, key: str) -> bool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from flask import Flask
 
-__all__ = ["allowed_hosts", "serve"]
+__all__ = ["allowed_hosts", "listen", "serve", "serve_on"]
 
 PORTS_TRIED = 20
 THREADS = 8
@@ -60,7 +60,7 @@ def serve(server: Flask, *, host: str, port: int, browser: bool, say: Callable[[
         browser: whether to open a browser window.
         say: prints one line to the user.
     """
-    listening = _listen(host.strip("[]"), port)
+    listening = listen(host.strip("[]"), port)
     taken = int(listening.getsockname()[1])
     shown = "127.0.0.1" if _is_wildcard(host) else host.strip("[]")
     url = f"http://{f'[{shown}]' if ':' in shown else shown}:{taken}/"
@@ -69,12 +69,17 @@ def serve(server: Flask, *, host: str, port: int, browser: bool, say: Callable[[
         say("It is reachable from the network, and anyone who can reach it can read these runs.")
     if browser:
         threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-    _run(server, listening)
+    serve_on(server, listening)
     say("Stopped.")
 
 
-def _run(server: Flask, listening: socket.socket) -> None:
-    """Answer requests until Ctrl-C, which waitress takes as the end."""
+def serve_on(server: Flask, listening: socket.socket) -> None:
+    """Answer requests until Ctrl-C, which waitress takes as the end.
+
+    Args:
+        server: the Flask server of the app.
+        listening: where.
+    """
     from waitress import create_server
 
     waiting = create_server(server, sockets=[listening], threads=THREADS, ident=None)
@@ -85,8 +90,19 @@ def _run(server: Flask, listening: socket.socket) -> None:
         listening.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A socket on the first free port."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on the first free port.
+
+    Args:
+        host: address to bind.
+        port: the first to try.
+
+    Returns:
+        The socket, listening.
+
+    Raises:
+        UsageError: if none of the next ports is free.
+    """
     reason = ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in range(port, min(port + PORTS_TRIED, 65536)):

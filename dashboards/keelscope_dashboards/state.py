@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from keelscope_dashboards.theme import SYMBOLS
-from keelscope_dashboards.verdicts import Verdict
+from keelscope_dashboards.verdicts import PENDING, Verdict
 
 if TYPE_CHECKING:
     from keelscope_dashboards.followed import FollowedRun, Status
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from keelscope_dashboards.verdicts import Judge
 
 __all__ = ["RunState", "digest_of", "run_states", "summary_of"]
+
+JUDGED_AT_ONCE = 8
+"""Runs that are judged while others are still being opened; the rest waits so that opening is not slowed down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,15 @@ def run_states(index: RunIndex, judge: Judge) -> tuple[RunState, ...]:
     Returns:
         States in the order of the run list.
     """
-    return tuple(_state(i, run_id, source, judge) for i, (run_id, source) in enumerate(index.refresh().items()))
+    sources = index.refresh()
+    opening = any(source.status == "waiting" for source in sources.values())
+    return tuple(
+        _state(i, run_id, source, judge if i < JUDGED_AT_ONCE or not opening else None)
+        for i, (run_id, source) in enumerate(sources.items())
+    )
 
 
-def _state(i: int, run_id: str, source: FollowedRun, judge: Judge) -> RunState:
+def _state(i: int, run_id: str, source: FollowedRun, judge: Judge | None) -> RunState:
     facts = source.facts()
     return RunState(
         id=run_id,
@@ -71,8 +79,14 @@ def _state(i: int, run_id: str, source: FollowedRun, judge: Judge) -> RunState:
         planned=facts.planned,
         model=facts.model,
         panels=tuple(panel.name for panel in facts.panels),
-        verdict=judge.verdict(run_id, source) if not source.error else Verdict("error", source.error),
+        verdict=_verdict(run_id, source, judge),
     )
+
+
+def _verdict(run_id: str, source: FollowedRun, judge: Judge | None) -> Verdict:
+    if source.error:
+        return Verdict("error", source.error)
+    return judge.verdict(run_id, source) if judge is not None else PENDING
 
 
 def summary_of(states: tuple[RunState, ...]) -> list[dict[str, Any]]:
@@ -86,6 +100,12 @@ def summary_of(states: tuple[RunState, ...]) -> list[dict[str, Any]]:
 
 
 def digest_of(states: tuple[RunState, ...]) -> str:
-    """Changes when the run list, a card or a finding has to be drawn anew."""
-    words = [(s.id, s.name, s.status, s.error, s.model, asdict(s.verdict)) for s in states]
+    """Two words: the first changes when the run list has to be drawn anew, the second when a card or a finding has."""
+    opening = any(state.status == "waiting" for state in states)  # the list is drawn once more when all are open
+    listed = [(s.id, s.name, *(() if opening else (s.status, s.error, s.model))) for s in states]
+    judged = [(s.id, s.name, s.error, asdict(s.verdict)) for s in states]
+    return f"{_hash(listed)}.{_hash(judged)}"
+
+
+def _hash(words: list[Any]) -> str:
     return hashlib.blake2s(json.dumps(words).encode(), digest_size=8).hexdigest()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from keelscope.diagnosis.report import diagnose
+from keelscope.errors import RunFileError
 from keelscope.formatting import count
 from keelscope_dashboards.wording import typeset
 
@@ -74,6 +75,8 @@ WORDS = {
     "not enough data": ("Not enough data", "idle", "dots"),
     "pending": ("Reading", "idle", "dots"),
     "error": ("Cannot be read", "bad", "alert"),
+    "damaged": ("Damaged", "bad", "alert"),
+    "not judged": ("Not judged", "idle", "alert"),
 }
 """Headline: text, tone, icon."""
 
@@ -212,6 +215,8 @@ class Judge:
         Returns:
             The verdict, `PENDING` before the first is ready.
         """
+        if source.status == "waiting":
+            return PENDING
         case = self._cases.setdefault(run_id, _Case())
         if case.work is not None and case.work.done():
             (case.verdict, case.report), case.work = case.work.result(), None
@@ -243,5 +248,7 @@ def _judged(source: FollowedRun) -> tuple[Verdict, Report | None]:
         with source.opened() as run:
             report = diagnose(run)
             return verdict_of(report), report
+    except (RunFileError, OSError) as error:
+        return Verdict("damaged", f"Part of the file cannot be read: {source.told(error)}"), None
     except Exception as error:  # one odd run must not take the verdicts of the others with it
-        return Verdict("not enough data", f"The run could not be diagnosed: {source.told(error)}"), None
+        return Verdict("not judged", f"The run could not be diagnosed: {source.told(error)}"), None

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from keelscope.cli.measuring import open_target
 from keelscope.cli.output import note, print_json
+from keelscope.errors import UsageError
+
+if TYPE_CHECKING:
+    from keelscope.export import Selection
+    from keelscope.store.reader import Run
 
 __all__ = ["To", "add_command"]
 
@@ -39,7 +47,8 @@ def export(
     target: Annotated[str, typer.Argument(metavar="RUN", help="Run file.")],
     to: Annotated[To, typer.Option("--to", help="What to write.")],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="File or folder to make; default: beside the run.")
+        Path | None,
+        typer.Option("--out", "-o", help="File or folder to make, - for stdout; default: beside the run."),
     ] = None,
     series: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="gradients, gradients/rms, '*/rms', ...; repeatable.")
@@ -57,8 +66,23 @@ def export(
 
     selection = Selection(tuple(series or ["*"]), sites, parsed_steps(steps))
     with open_target(target) as run:
+        if out == Path("-"):
+            _to_stdout(run, to, selection, wide=wide)
+            return
         written = export_run(run, to.value, out, selection, wide=wide)
     if json:
         print_json({"path": str(written.path), "format": to.value, "numbers": written.numbers})
     else:
         note(f"wrote {written.path}, {written.numbers:,} numbers.")
+
+
+def _to_stdout(run: Run, to: To, selection: Selection, *, wide: bool) -> None:
+    """Write a text format whole, then print it."""
+    from keelscope.export import export_run
+
+    if to not in (To.CSV, To.JSON):
+        raise UsageError(f"--out - prints text; {to.value} is none. Use csv or json, or name a file.")
+    with tempfile.TemporaryDirectory() as folder:
+        written = export_run(run, to.value, Path(folder) / "run", selection, wide=wide)
+        with written.path.open(encoding="utf-8", newline="") as file:
+            shutil.copyfileobj(file, sys.stdout)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from keelscope.arming import Arm
     from keelscope.text import Text
     from keelscope.training import TrainingConfig, TrainingResult
 
@@ -43,6 +44,8 @@ class Plan:
     """CPU threads; 0 is one for a narrow model, whose operations are too small to share, else torch's choice."""
     probes: Sequence[str] = ("default", "sublayers")
     """What is recorded."""
+    arm: Arm | None = None
+    """When every step is recorded for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def record(scheme: str, model: nn.Module, plan: Plan, advance: Callable[[str, fl
     trainer = Trainer(model, plan.text, plan.training)
     config = {"scheme": scheme, "text": Path(plan.text.title).name, **plan.sizes, **_settings(plan.training)}
     path = plan.folder / file_name(scheme)
-    watch = open_watch(model, path, optimizer=trainer.optimizer, probes=plan.probes, every=plan.every, config=config)
+    options = {"probes": plan.probes, "every": plan.every, "arm": plan.arm}
+    watch = open_watch(model, path, optimizer=trainer.optimizer, config=config, **options)  # type: ignore[arg-type]
     result: TrainingResult | None = None
     try:
         with watch:

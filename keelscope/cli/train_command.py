@@ -33,6 +33,10 @@ def train_schemes(
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
     steps: Annotated[int, typer.Option(help="Optimizer steps.")] = 100,
     every: Annotated[int, typer.Option(min=1, help="Record every n-th step.")] = 1,
+    arm: Annotated[
+        int, typer.Option(min=0, help="Steps to record after a spike or a number that is not finite; 0 for none.")
+    ] = 0,
+    arm_z: Annotated[float, typer.Option(help="Robust standard deviations above the median that are a spike.")] = 6.0,
     probes: Annotated[
         str, typer.Option(help="Probes to record, separated by commas; keelscope list probes shows them.")
     ] = "default,sublayers",
@@ -46,6 +50,7 @@ def train_schemes(
     json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
     """Train reference models on text, record each to OUT/SCHEME.h5, and compare them."""
+    from keelscope.arming import Arm
     from keelscope.probe import resolve_probes
     from keelscope.text import Text
     from keelscope.training import TrainingConfig
@@ -57,7 +62,8 @@ def train_schemes(
     sizes = {"depth": depth, "width": width, "heads": heads, "seed": seed}
     chosen = [name.strip() for name in probes.split(",") if name.strip()]
     resolve_probes(chosen)  # a wrong name is said before any model is built
-    plan = Plan(schemes, sizes, Text.read(text), training, out, every, threads, chosen)
+    armed = Arm(steps=arm, z=arm_z) if arm else None
+    plan = Plan(schemes, sizes, Text.read(text), training, out, every, threads, chosen, armed)
     recorded = record_all(plan)
     say_results(recorded)
     show_comparison([run.path for run in recorded], json=json)

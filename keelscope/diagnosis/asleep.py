@@ -59,10 +59,14 @@ def explains(sleepers: Sequence[Sleeper], path: str) -> bool:
         path: dotted path of a module or parameter.
 
     Returns:
-        True if it is one, lies in the module that holds it and the weight, or is a module behind that weight.
+        True if it is one, or the weight; lies in the module that holds both, or beside it in the same one; or is a
+        module behind that weight.
     """
     return any(
         path in sleeper.parameters
+        or path == sleeper.weight
+        or _within(path, sleeper.weight)
+        or _beside(path, sleeper.inside)
         or _within(path, sleeper.inside)
         or (not _within(sleeper.weight, path) and any(_within(parameter, path) for parameter in sleeper.parameters))
         for sleeper in sleepers
@@ -148,6 +152,12 @@ def _containers(path: str) -> list[str]:
     """The modules that a parameter lies in, innermost first; the model itself only for its direct parameters."""
     parts = path.split(".")[:-1]
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)] or [""]
+
+
+def _beside(path: str, module: str) -> bool:
+    """Whether a path is that of a neighbour in the same module, not in the model itself, or of its parameter."""
+    holder, own = module.rpartition(".")[0], path.rpartition(".")[0]
+    return bool(holder) and holder in (own, own.rpartition(".")[0])
 
 
 def _within(path: str, module: str) -> bool:

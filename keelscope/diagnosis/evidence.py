@@ -19,6 +19,7 @@ from keelscope.analysis.profile import MIN_LAYERS, DepthProfile, depth_profile
 from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
 from keelscope.diagnosis.thresholds import DEFAULTS
 from keelscope.errors import UnknownNameError
+from keelscope.formatting import count
 from keelscope.store.schema import Site
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ PARAMETER_GRADIENT = "parameter_gradients/norm"
 
 _BLOCK = 1 << 22  # values read at once: 32 MB
 _SIZE_TREND = 0.5  # decades by which the layers' parameter counts may drift over depth before norms stop comparing
+_FEW_ENTRIES = 16  # of a layer: the log of one normal number has a standard deviation of half a decade
 _LATE_ZEROS = 0.1  # share of late tokens without gradient above which the late-token profile says nothing
 
 
@@ -138,6 +140,22 @@ class Evidence:
         """Labels of the site axis of a series; empty if the run does not hold it."""
         spec = self.run.groups.get(key.partition("/")[0])
         return spec.sites if spec is not None and key in self.run else ()
+
+    def history(self, key: str, rows: int) -> Series | None:
+        """The last rows of a series up to the reported step.
+
+        Args:
+            key: ``group/statistic`` or ``scalars/name``.
+            rows: how many at most.
+
+        Returns:
+            The series; None if the run does not hold it, or nothing is recorded.
+        """
+        if key not in self.run or self.steps.size == 0:
+            return None
+        after = int((self._recorded > self.step).sum())
+        piece = _cut(self.run.read(key, -(rows + after)), 0, self.step)
+        return replace(piece, values=piece.values[-rows:], steps=piece.steps[-rows:])
 
     def recent(self, key: str) -> NDArray[np.float64] | None:
         """Median over the recent steps.
@@ -278,17 +296,23 @@ class Evidence:
         shape = self._shape(norms)
         sizes = self._layer_sizes()
         trend = self._shape(sizes).total
-        if abs(trend) > _SIZE_TREND and np.isfinite(self.on_axis(OUTPUT_GRADIENT)).any():
+        is_alone = not np.isfinite(self.on_axis(OUTPUT_GRADIENT)).any()
+        awake = self._layer_sizes(medians > 0)
+        if not is_alone and np.isfinite(awake).any() and np.nanmedian(awake) < _FEW_ENTRIES:
+            few = count(int(np.nanmedian(awake)), "number of a layer gets", "numbers of a layer get")
+            remark = f"The {title} is not counted: {few} a gradient (median), which scatters by chance."
+            return NamedProfile(PARAMETER_GRADIENT, title, shape, counted=False, remark=remark)
+        if abs(trend) > _SIZE_TREND and not is_alone:
             usable = sizes[np.isfinite(sizes)]
             grown = f"layers hold {usable[0]:,.0f} parameters at the input end and {usable[-1]:,.0f} at the output end"
             remark = f"The {title} is not counted: {grown}, so norms do not compare."
             return NamedProfile(PARAMETER_GRADIENT, title, shape, counted=False, remark=remark)
         return NamedProfile(PARAMETER_GRADIENT, title, shape, remark=_floor_remark(title, shape))
 
-    def _layer_sizes(self) -> NDArray[np.float64]:
-        """Number of parameter entries of each layer ``[layer]``; NaN where it is not known."""
+    def _layer_sizes(self, which: NDArray[np.bool_] | bool = True) -> NDArray[np.float64]:
+        """Entries of each layer's parameters, or of those in a mask ``[layer]``; NaN where that is not known."""
         roots = np.sqrt([float(site.numel) for site in self.sites(PARAMETER_GRADIENT)])
-        return self.by_owner(PARAMETER_GRADIENT, self.axis.sites, roots, roots > 0) ** 2
+        return self.by_owner(PARAMETER_GRADIENT, self.axis.sites, roots, (roots > 0) & which) ** 2
 
     def _shape(self, values: NDArray[np.float64]) -> DepthProfile:
         axis = self.axis

@@ -40,7 +40,7 @@ def bad_loss(evidence: Evidence) -> BadLoss | None:
 
     A NaN in a scalar may also mean that nothing was logged. It counts if the gradients of that step, or the outputs or
     gradients of the next row, are non-finite, or if it is a lone hole in a loss logged on nine rows of ten; and if no
-    row before lacks a loss without such a reason. Steps that a loss scaler skipped do not count.
+    row before lacks a loss without such a reason, and any row has one. Steps that a loss scaler skipped do not count.
 
     Args:
         evidence: a run at one step.
@@ -63,10 +63,12 @@ def _is_loss(name: str) -> bool:
 def _scan(evidence: Evidence, name: str) -> BadLoss | None:
     blocks = list(evidence.blocks(f"scalars/{name}"))
     outputs = nonfinite_history(evidence, "outputs")
-    if not blocks or outputs is None:
-        return None
+    if not blocks or outputs is None or all(np.isnan(block.values).all() for block in blocks):
+        return None  # never logged, or NaN from the first step on: nothing tells the two apart
     steps = np.concatenate([block.steps for block in blocks])
     values = np.concatenate([block.values for block in blocks])
+    if np.isnan(values).all():  # nobody logged it, as far as can be told
+        return None
     finite = set(outputs.steps[~outputs.flags.any(axis=1)].tolist()) - skipped_steps(evidence)
     able = np.array([int(step) in finite for step in steps], dtype=np.bool_) & ~np.isfinite(values)
     counts = able & (np.isinf(values) | _is_logged(evidence, steps, values))

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Diagnosis"]
 
+_SEVERAL = 2
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Diagnosis:
@@ -85,7 +87,7 @@ class Diagnosis:
             layers=layer_rows(evidence),
             profiles=evidence.profiles,
             axis=evidence.axis,
-            weights_step=evidence.last_step("parameters/norm"),
+            weights_step=evidence.last_step("parameters/norm") if _has_weights(evidence) else -1,
             paths=paths_of(evidence),
             rules=rules,
             thresholds=dict(thresholds or {}),
@@ -104,7 +106,7 @@ class Diagnosis:
     @property
     def explanation(self) -> str:
         """Why the profile is what it is: shortcut path, total gradient, largest cause; empty where it is not known."""
-        why = "" if self.paths is None else explanation(self.paths)
+        why = "" if self.paths is None or self.headline == "dead" else explanation(self.paths)
         return " ".join(part for part in (self._caveat(), why) if part)
 
     def _caveat(self) -> str:
@@ -136,9 +138,9 @@ class Diagnosis:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know about the numbers: steps, unit of depth, what was left out."""
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
-        structure = structure_note(self.run.info.sublayers)
+        structure = f"{structure_note(self.run.info.sublayers)} {self._about_first()}".strip()
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        about = (*steps, *self.run.notes, self._about_depth(), structure, self._about_rules())
+        about = (*steps, *self.run.notes, self._about_parameters(), self._about_depth(), structure, self._about_rules())
         return (*(note for note in about if note), *remarks)
 
     def _about_rules(self) -> str:
@@ -160,6 +162,14 @@ class Diagnosis:
             return ""
         return f"Weights were measured at step {self.weights_step}, the last one with them up to the table's."
 
+    def _about_parameters(self) -> str:
+        """Said where columns are gone because of ranks that are missing."""
+        recorded = [key for key in ("parameters/norm", "parameter_gradients/norm") if key in self.run]
+        shown = any(layer.weight_norm is not None or layer.parameter_gradient_norm is not None for layer in self.layers)
+        if not recorded or shown or not self.layers or not self.run.history.absences:
+            return ""
+        return "Weights and their gradients are left out: the ranks that are missing recorded them, or parts of them."
+
     def _about_paths(self) -> str:
         if self.paths is None or self.paths.step in (-1, self.step):
             return ""
@@ -175,6 +185,18 @@ class Diagnosis:
             f"Verdict: median of {count(len(self.steps), 'recorded step')}, {first} to {last}. Table: step {self.step}."
         )
 
+    def _about_first(self) -> str:
+        """Why the structure counts fewer sub-layers than the depth axis."""
+        found, sites = self.run.info.sublayers, self.axis.sites
+        inside = [
+            any(f"{path}.".startswith(f"{site.path}.") for i in found for path in (i.site, i.branch)) for site in sites
+        ]
+        if len(sites) < _SEVERAL or inside[0] or not all(inside[1:]):
+            return ""
+        return (
+            f"None is seen in {sites[0].path}: what enters it needs no gradient, so that no shortcut leads back there."
+        )
+
     def _about_depth(self) -> str:
         stack, total = self.axis.stack, self.axis.length
         if stack is None:
@@ -182,3 +204,9 @@ class Diagnosis:
         if not stack.sublayers:
             return f"Depth is counted in blocks ({total:g} of {stack.kind}); sub-layers per block are not known."
         return f"Depth is counted in sub-layers: {total:g} in {count(stack.length, 'entry')} of {stack.kind}."
+
+
+def _has_weights(evidence: Evidence) -> bool:
+    """Whether any weight is known at the last step that holds their group."""
+    key = "parameters/norm"
+    return key in evidence.run and evidence.steps.size > 0 and bool(evidence.observed(key)[-1:].any())

@@ -45,7 +45,11 @@ THRESHOLDS = (
     Threshold("norm_swamped", 1.0, "decades", "What a norm on a sum takes from the shortcut above it."),
     Threshold("rank_collapse", 0.99, "1", "Cosine similarity of tokens above it."),
     Threshold("gate_closed", 0.02, "1", "Weight that a gate leaves to its branch below it."),
-    Threshold("saturated", 0.5, "1", "Share of saturated entries of a gate above it."),
+    Threshold("saturated", 0.5, "1", "Share of saturated entries of a gate or activation above it."),
+    Threshold("dead_units", 0.75, "1", "Share of units that are 0 for every sample above it."),
+    Threshold("spike", 10.0, "1", "Total gradient norm over the median of the steps before above it."),
+    Threshold("dominated", 0.9, "1", "Share of one parameter in the squared gradient norm above it."),
+    Threshold("update_ratio", 0.1, "1", "Median change of the weights in a step, against their size, above it."),
     Threshold("zero_grad_stuck", 9.0, "steps", "Optimizer steps asleep from which on a branch is stuck."),
 )
 """Each threshold, in the order of the rules."""

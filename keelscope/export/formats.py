@@ -84,12 +84,13 @@ def export_run(
     target = Path(path) if path is not None else _named(run, chosen)
     if target.exists() and not (chosen.suffix == "" and target.is_dir()):
         raise UsageError(f"{target} exists and is left as it is; name another file with --out.")
+    what = selection or Selection()
+    what.check_steps(run)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        what = selection or Selection()
         return Exported(target, _whole(write, run, what, target) if chosen.suffix else write(run, what, target))
-    except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}.") from error
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror or error}.") from error
 
 
 def _whole(write: Write, run: Run, selection: Selection, target: Path) -> int:

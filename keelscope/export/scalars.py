@@ -7,6 +7,7 @@ A thousand curves per statistic help nobody, so above `MOST_SITES` sites a stati
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -206,7 +207,24 @@ def write_tensorboard(run: Run, selection: Selection, path: Path) -> int:
     Returns:
         How many numbers it holds.
     """
-    return _send(run, selection, TensorBoardSink(path))
+    with _disk_errors_once():
+        return _send(run, selection, TensorBoardSink(path))
+
+
+@contextmanager
+def _disk_errors_once() -> Iterator[None]:
+    """Keep the writer's thread from printing an error of the disk: the call that follows raises it."""
+    usual = threading.excepthook
+
+    def without_disk(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            usual(args)
+
+    threading.excepthook = without_disk
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
 
 
 def write_wandb(run: Run, selection: Selection, path: Path) -> int:

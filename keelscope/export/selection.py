@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import UnknownNameError, UsageError
+from keelscope.formatting import count
 from keelscope.store.longform import LongBlock, long_blocks
 from keelscope.store.reader import Run
 from keelscope.store.schema import SCALARS
@@ -75,6 +76,23 @@ class Selection:
             named = ", ".join(repr(site.path) for site in known)
             raise UnknownNameError(f"no site matches {self.sites!r}; sites are {named}, ...")
         return found
+
+    def check_steps(self, run: Run) -> None:
+        """Make sure that some recorded step is meant.
+
+        Args:
+            run: the run.
+
+        Raises:
+            UsageError: if none is.
+        """
+        first, before = self.steps.start or 0, self.steps.stop
+        steps = np.asarray(run.steps, dtype=np.int64)
+        limited = self.steps.start is not None or before is not None
+        if limited and not ((steps >= first) & ((steps < before) if before is not None else True)).any():
+            known = f"{count(len(steps), 'step')} from {steps[0]} to {steps[-1]}" if steps.size else "no step"
+            asked = f"from {first} on" if before is None else f"from {first} to before {before}"
+            raise UsageError(f"no recorded step lies {asked}; the run holds {known}.")
 
     def blocks(self, run: Run) -> Iterator[LongBlock]:
         """The selected numbers as a long table.

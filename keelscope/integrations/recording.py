@@ -11,6 +11,7 @@ from typing import Self
 
 from torch import nn
 
+from keelscope.arming import Arm
 from keelscope.distributed import place
 from keelscope.errors import UsageError
 from keelscope.probe import Probe
@@ -30,6 +31,7 @@ class RecordingCallback:
         probes: names and probe objects.
         sites: which modules.
         every: record every n-th optimizer step, or a `Schedule`.
+        arm: record every step for a while after a spike, see `keelscope.Arm`.
         config: JSON values to store with the run, beside those of the trainer.
         exists: if the file exists, ``"new"`` takes the next free name, ``"error"`` refuses, ``"resume"`` goes on.
         pace: when rows are written and when the disk must have them.
@@ -38,19 +40,20 @@ class RecordingCallback:
     watch: Watch | None = None
     """The watch of the last training; None before the first, and on a process that does not take part."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a watch
         self,
         path: str | Path | None = None,
         *,
         probes: str | Probe | Iterable[str | Probe] = "default",
         sites: Selector | Iterable[Selector] = "auto",
         every: int | Schedule = 1,
+        arm: Arm | None = None,
         config: Mapping[str, object] | None = None,
         exists: str = "new",
         pace: Pace | None = None,
     ) -> None:
         super().__init__()
-        self._path, self._probes, self._sites, self._every = path, probes, sites, every
+        self._path, self._probes, self._sites, self._every, self._arm = path, probes, sites, every, arm
         self._config, self._exists, self._pace = config or {}, exists, pace
 
     def start(self, model: nn.Module, optimizer: object, *, first_step: int, config: Mapping[str, object]) -> Watch:
@@ -73,6 +76,7 @@ class RecordingCallback:
             probes=self._probes,
             sites=self._sites,
             every=self._every,
+            arm=self._arm,
             config={**config, **self._config},
             exists=self._exists,
             first_step=first_step,

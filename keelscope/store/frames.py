@@ -15,7 +15,7 @@ import struct
 import time
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -142,14 +142,14 @@ def rebuilt(kind: type[_T], value: Any) -> _T:
         Stack(path='h', kind='Block', length=2, sublayers=0, main=True)
     """
     try:
-        hints = _hints(typing.cast("Any", kind))
-        return kind(**{name: _typed(hint, value[name]) for name, hint in hints.items()})
+        return kind(**{name: _typed(hint, value[name]) for name, hint in _hints(typing.cast("Hashable", kind)).items()})
     except (KeyError, TypeError) as error:
         raise BrokenFrameError(f"{kind.__name__} without {error}") from error
 
 
 @functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
+def _hints(kind: Hashable) -> dict[str, Any]:
+    """A run has thousands of records of a dozen kinds."""
     return typing.get_type_hints(kind)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import SeriesNotFoundError
+from keelscope.store.armed import armed_notes
 from keelscope.store.history import History
 from keelscope.store.names import ALL, WALL_TIME
 from keelscope.store.overview import Overview, joined, reduced
@@ -107,15 +108,15 @@ class Run:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken rows."""
-        return self._source.history.notes
+        """What a reader of the numbers has to know, a sentence each: damage, missing ranks, overtaken or added rows."""
+        return (*self._source.history.notes, *armed_notes(self.scalars, lambda name: self.read(f"{SCALARS}/{name}")))
 
     @property
     def steps(self) -> NDArray[np.int64]:
         """Every step on which a statistic was recorded, ``[step]``; scalars may have been logged on more."""
         if not self.groups:
             return self._source.steps(SCALARS)
-        return reduce(_union, (self._source.steps(name) for name in self.groups))
+        return reduce(np.union1d, (self._source.steps(name) for name in self.groups))
 
     def keys(self) -> list[str]:
         """Names of all series.
@@ -288,18 +289,29 @@ class Run:
             self.read(key, 0, 0)
         return to_frame(self, keys or self.keys())
 
+    def dash(self, page: str = "", *, height: int = 900) -> object:
+        """The dashboard of this run as the output of a notebook cell, for as long as the process lives.
+
+        Args:
+            page: its name in the address, such as ``"depth"``; the overview if empty.
+            height: pixels.
+
+        Returns:
+            What the notebook draws; its ``url`` can be opened in a browser of the same machine.
+        """
+        from keelscope.store.viewing import viewed
+
+        return viewed(self.path, page, height)
+
     def _reduced(self, key: str, start: int, stop: int, factor: int, sites: slice) -> Overview:
         series, seen = self.read(key, start, stop, sites=sites), self.observed(key, start, stop, sites=sites)
         return reduced(series.steps, np.asarray(series.values, np.float64), seen, factor)
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:
-            is_time = name == WALL_TIME and name not in self._source.layout.scalars
-            return (
-                StatisticSpec(name, "s", "seconds since the run was created")
-                if is_time
-                else StatisticSpec(name, "", "")
-            )
+            if name == WALL_TIME and name not in self._source.layout.scalars:
+                return StatisticSpec(name, "s", "seconds since the run was created")
+            return StatisticSpec(name, "", "")
         if group not in self.groups:
             return None
         return next((spec for spec in self.groups[group].statistics if spec.name == name), None)
@@ -309,10 +321,7 @@ class Run:
         name = key.rpartition("/")[2]
         near += [known for known in self.keys() if known.endswith(f"/{name}") and known not in near][:3]
         hint = f"Did you mean {' or '.join(near[:3])}?" if near else f"It holds {', '.join(self.keys())}."
-        return f"{self._title()} does not hold {key!r}. {hint}"
-
-    def _title(self) -> str:
-        return str(self.path) if self.path else "The run in memory"
+        return f"{self.path or 'The run in memory'} does not hold {key!r}. {hint}"
 
     def __getitem__(self, key: str) -> Series:
         return self.read(key)
@@ -339,8 +348,3 @@ class Run:
 
 def _groups_of(source: RunSource) -> Mapping[str, GroupSpec]:
     return {group.name: group for group in source.layout.groups}
-
-
-def _union(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All steps of two rising sequences, which most often are the same."""
-    return a if np.array_equal(a, b) else np.union1d(a, b)

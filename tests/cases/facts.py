@@ -1,14 +1,17 @@
-"""Loading a hard case, and comparing what was recorded with its EXPECT."""
+"""Loading a hard case, and comparing numbers with its EXPECT."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-__all__ = ["NUMERIC", "differences", "load"]
+__all__ = ["NUMERIC", "differences", "expected", "load", "uncovered"]
 
 NUMERIC = ("modules", "params", "total_grad_norm", "steps", "buffers", "loss")
 NONFINITE = {"nan", "inf", "-inf"}
@@ -25,12 +28,34 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def differences(case: ModuleType, got: dict[str, object]) -> list[str]:
-    """Every number of EXPECT that was recorded otherwise."""
-    wanted = {key: case.EXPECT[key] for key in NUMERIC if key in case.EXPECT}
+def expected(path: Path) -> dict[str, Any]:
+    """EXPECT of a case, read without running it."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "EXPECT":
+            return dict(ast.literal_eval(node.value))
+    raise AssertionError(f"{path.name} has no EXPECT")
+
+
+def differences(
+    case: ModuleType,
+    got: dict[str, object],
+    keys: Iterable[str] = NUMERIC,
+    tolerance: tuple[float, float] | None = None,
+) -> list[str]:
+    """Every number of EXPECT that came out otherwise."""
+    wanted = {key: case.EXPECT[key] for key in keys if key in case.EXPECT}
     found: list[str] = []
-    _compare(wanted, got, "", (getattr(case, "RTOL", 1e-4), getattr(case, "ATOL", 0.0)), found)
+    _compare(wanted, got, "", tolerance or (getattr(case, "RTOL", 1e-4), getattr(case, "ATOL", 0.0)), found)
     return found
+
+
+def uncovered(want: object, got: object, where: str = "") -> list[str]:
+    """Every number that `got` does not hold."""
+    if isinstance(want, dict):
+        inside = got if isinstance(got, dict) else {}
+        found = [uncovered(value, inside.get(key), f"{where}.{key}") for key, value in want.items()]
+        return [line for lines in found for line in lines]
+    return [] if got is not None or want is None or _is_prose(want) else [f"{where}: not computed"]
 
 
 def _compare(want: object, got: object, where: str, tolerance: tuple[float, float], found: list[str]) -> None:

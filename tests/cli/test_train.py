@@ -175,3 +175,18 @@ def test_probes_are_chosen_by_name(keelscope, tmp_path):
     code, _, err = keelscope("train", "pre_ln", "--probes", "sublayer", *options)
     assert code == 2
     assert "did you mean" in err
+
+
+def test_armed_by_the_loss(keelscope, tmp_path):
+    """A z that every second loss reaches: the steps after the first such are recorded."""
+    options = ("--steps", "40", "--every", "30", "--arm", "3", "--arm-z", "0.001", "--out", str(tmp_path))
+    keelscope("train", "pre_ln", *SMALL, *options)
+    with open_run(tmp_path / "pre_ln.h5") as run:
+        assert set(run.steps.tolist()) > {0, 30}
+        assert "beside the schedule" in run.notes[-1]
+
+
+def test_arming_takes_a_number_of_deviations(keelscope, tmp_path):
+    done = keelscope("train", "pre_ln", *SMALL, "--arm", "3", "--arm-z", "0", "--out", str(tmp_path))
+    assert done.code == 2
+    assert "Arm needs steps >= 1, z > 0" in done.err

@@ -92,7 +92,9 @@ def test_findings_come_worst_first_and_say_where() -> None:
 
 def test_thousands_of_findings_stay_bounded() -> None:
     state = replace(STATE, verdict=Verdict("flat", "s", (), (NOTE,) * 5000))
-    assert len(cards.findings([state]).children) == cards.MAX_FINDINGS
+    *rows, more = cards.findings([state]).children
+    assert len(rows) == cards.MAX_FINDINGS
+    assert more.children == f"{5000 - cards.MAX_FINDINGS:,} more; the page Diagnostics has those of the runs on show."
     assert cards.findings_count([state]) == "5000 problems"
 
 

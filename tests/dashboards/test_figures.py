@@ -24,7 +24,7 @@ def test_ten_to_the_colour_is_the_series() -> None:
     figure = figures.heatmap(GRADIENT, reference="none")
     np.testing.assert_allclose(10 ** np.asarray(figure.data[0].z), VALUES.T, rtol=1e-5)
     np.testing.assert_array_equal(figure.data[0].y, [1, 2, 3, 4, 5])
-    np.testing.assert_allclose(figure.data[0].x, np.arange(-5, 66, 10))
+    np.testing.assert_allclose(figure.data[0].x, [-0.5, *range(5, 66, 10)])
 
 
 def test_the_colour_is_the_distance_to_the_output_side() -> None:

@@ -90,6 +90,15 @@ def test_the_page_names_nothing_outside_this_server(three_runs: Any) -> None:
     assert re.findall(r"(?:src|href)=\"(?:https?:)?//[^\"]*\"", three_runs.client.get("/").text) == []
 
 
+def test_what_has_its_time_in_the_address_is_kept(three_runs: Any) -> None:
+    for time, kept in (("?m=1", "public, max-age=31536000, immutable"), ("", "public, max-age=3600")):
+        with three_runs.client.get(f"/assets/wire.js{time}") as answer:
+            assert answer.headers["Cache-Control"] == kept
+    scripts = re.findall(r'<script src="([^"?]*)', three_runs.client.get("/").text)
+    assert "/assets/wire.js" in scripts
+    assert not [name for name in scripts if re.search("polyfill|dash_table|plotly", name)]
+
+
 def test_debug_is_off(three_runs: Any) -> None:
     assert not three_runs.app.server.debug
     assert b'"ui":false' in three_runs.client.get("/").data.replace(b" ", b"")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -114,6 +116,28 @@ def test_a_live_run_is_followed_to_its_end(kit: ModuleType, tmp_path: Path) -> N
         assert second.revision > first.revision
         writer.close()
         assert app.judged()["live"].status == "finished"
+
+
+def test_of_many_files_some_are_opened_at_a_look(
+    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keelscope_dashboards.index.OPENING_SECONDS", 0.0)
+    first = kit.write_run(tmp_path / "a.h5", "keel", layers=4, steps=2)
+    for name in "bc":
+        shutil.copy(first, tmp_path / f"{name}.h5")
+    index = RunIndex([tmp_path])
+    looks = [[run.status for run in index.refresh().values()] for _ in range(3)]
+    assert looks == [["finished"] + 2 * ["waiting"], 2 * ["finished"] + ["waiting"], 3 * ["finished"]]
+    index.close()
+
+
+def test_a_run_that_is_being_read_holds_up_nobody(kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "a.h5", "keel", layers=4, steps=2)
+    with kit.served(tmp_path) as app:
+        state = app.judged()["a"]
+        with app.index.get(state.id).locked, ThreadPoolExecutor(1) as other:
+            answer = other.submit(app.client.get, "/api/v1/state").result(timeout=20)
+    assert [run["rows"] for run in answer.json["runs"]] == [2]
 
 
 def test_a_removed_file_leaves_the_list(kit: ModuleType, tmp_path: Path) -> None:

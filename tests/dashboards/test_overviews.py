@@ -61,6 +61,16 @@ def test_rows_are_not_read(path, monkeypatch):
     assert asked == [400]
 
 
+def test_a_first_look_is_coarse_and_the_next_is_not(path, monkeypatch):
+    seal(path)
+    monkeypatch.setattr(overviews, "COARSER", 5)
+    followed = FollowedRun(path, "keel")
+    followed.poll()
+    looks = [(followed.tile(PANEL, seconds=9.0).rows, followed.behind(PANEL)) for _ in range(3)]
+    followed.close()
+    assert looks == [(256, 400), (64, 0), (64, 0)]
+
+
 def tile_of(path):
     followed = FollowedRun(path, "keel")
     followed.poll()

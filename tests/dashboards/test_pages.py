@@ -78,6 +78,16 @@ def test_the_depth_profile_is_the_row_of_the_series(kit: ModuleType, recorded: A
     np.testing.assert_array_equal(now["x"], np.arange(1, 9))
 
 
+def test_a_nan_is_told_from_what_was_not_observed(kit: ModuleType, tmp_path: Path) -> None:
+    kit.write_run(tmp_path / "broken.h5", "broken", layers=8, steps=32)
+    with kit.served(tmp_path) as app:
+        app.judged()
+        for page, place in (("depth", [5.0]), ("layer", [300.0, 310.0])):
+            blocks, _ = ask(kit, app, page, "broken", step=310, depth=5)
+            lines = [line for block in blocks if block["kind"] == "chart" for line in block["lines"]]
+            assert place in [line["bad"].tolist() for line in lines], page
+
+
 def test_the_depth_profile_names_the_bands_of_one_equation(kit: ModuleType, recorded: Any) -> None:
     spans = ask(kit, recorded, "depth", "keel")[0][0]["spans"]
     assert [(span["start"], span["end"]) for span in spans] == [(0.5, 1.5), (1.5, 2.5), (2.5, 8.5)]
@@ -231,7 +241,7 @@ def test_the_norm_gain_multiplies_along_the_shortcut(kit: ModuleType, recorded: 
     row, factor = gains.at(10), np.array([weights[path] for path in gains.paths])
     for weight, scale in (("in", factor), ("out", np.ones(7))):
         blocks, _ = ask(kit, recorded, "gain", "keel", weight=weight, step=11)
-        each, product = blocks[0], titled(blocks, "Product of the gains")
+        each, product = blocks[0], titled(blocks, "Shortcuts only, estimated")
         np.testing.assert_allclose(each["lines"][0]["y"], np.log10(scale * row), rtol=1e-4)
         np.testing.assert_allclose(product["lines"][0]["y"], cumulative(scale * row), rtol=1e-4)
         assert (each["lines"][0]["low"] <= each["lines"][0]["high"]).all()
@@ -240,7 +250,7 @@ def test_the_norm_gain_multiplies_along_the_shortcut(kit: ModuleType, recorded: 
 def test_without_a_norm_on_the_shortcut_nothing_is_multiplied(kit: ModuleType, recorded: Any) -> None:
     blocks, _ = ask(kit, recorded, "gain", "pre_ln")
     assert blocks[0]["title"] == "No norm lies on the shortcut"
-    assert all("Product" not in block["title"] for block in blocks)
+    assert all("estimated" not in block["title"] for block in blocks)
     branches, _ = ask(kit, recorded, "gain", "pre_ln", norms="branch")
     assert len(branches[0]["lines"][0]["x"]) == 8
 
@@ -254,7 +264,7 @@ def test_paths_draw_parts_gradients_and_the_predicted_product(
     parts = titled(blocks, "Shortcut and branch")["lines"]
     np.testing.assert_allclose(parts[0]["y"], np.log10(row["shortcut_part"]), rtol=1e-5)
     np.testing.assert_allclose(parts[1]["y"], np.log10(row["branch_part"]), rtol=1e-5)
-    measured, predicted = titled(blocks, "Gain of the shortcut")["lines"]
+    measured, predicted = titled(blocks, "Shortcuts only, estimated")["lines"]
     np.testing.assert_allclose(measured["y"], cumulative(row["shortcut_gain"]), rtol=1e-5)
     np.testing.assert_allclose(predicted["y"], -np.cumsum(row["predicted_slope"][::-1])[::-1], rtol=1e-5)
     np.testing.assert_allclose(titled(blocks, "Agreement")["lines"][0]["y"], row["path_cosine"], rtol=1e-5)

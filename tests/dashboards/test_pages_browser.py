@@ -119,7 +119,7 @@ def test_the_address_of_a_page_brings_it_back(visit: Callable[..., Any]) -> None
     again = visit("depth?" + page.url.partition("depth?")[2])
     drawn(again, "depth")
     assert again.locator("#page h2").all_inner_texts() == ["outputs/variance", "gradients/norm"]
-    assert again.locator(".segments button[aria-pressed=true]").all_inner_texts() == ["First step", "Log"]
+    assert again.locator(".control button[aria-pressed=true]").all_inner_texts() == ["First step", "Log"]
     assert again.locator("[data-show][aria-pressed=true]").count() == 2
     says(again, ".scrub", "step 4")
 
@@ -239,7 +239,7 @@ def test_the_theme_reaches_the_charts_of_a_page(visit: Callable[..., Any]) -> No
     ink = "document.querySelector('#page .chart canvas').toDataURL()"
     light = page.evaluate(ink)
     page.locator("#theme").click()
-    page.wait_for_selector("html[data-mantine-color-scheme=dark]")
+    page.wait_for_selector("html[data-scheme=dark]")
     page.wait_for_timeout(200)
     assert page.evaluate(ink) != light
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -29,9 +30,11 @@ def run(expression: str, **values: Any) -> Any:
     program = (
         "globalThis.window = globalThis;\n"
         + (ASSETS / "wire.js").read_text()
+        + (ASSETS / "axes.js").read_text()
         + (ASSETS / "paint.js").read_text()
         + (ASSETS / "svg.js").read_text()
         + (ASSETS / "export.js").read_text()
+        + (ASSETS / "picker.js").read_text()
         + f"const ks = window.keelscope, given = {json.dumps(values)};\n"
         + f"process.stdout.write(JSON.stringify({expression}, (_, v) => ArrayBuffer.isView(v) ? [...v] : v));\n"
     )
@@ -139,8 +142,8 @@ def test_cells_get_the_colour_of_python() -> None:
 @pytest.mark.parametrize(
     ("level", "text"),
     [
-        (0.0, "1"),
-        (-0.0315, "0.93"),
+        (0.0, "1.00"),
+        (-0.0315, "0.930"),
         (2.4742, "298"),
         (-3.1439, "7.18 x 10⁻⁴"),
         (4.0, "1.00 x 10⁴"),
@@ -234,8 +237,15 @@ def test_log_axes_of_any_width_have_a_few_readable_ticks() -> None:
 
 
 def test_values_in_linear_units_are_written_with_their_sign() -> None:
-    texts = run("[0.25, -0.0315, 0, null, -1e-7].map((v) => ks.plain(v === null ? NaN : v))")
-    assert [plainly(text) for text in texts] == ["0.25", "-0.0315", "exactly 0", "no value", "-1.00 x 10⁻⁷"]
+    texts = run("[0.25, -0.0315, 0, null, -1e-7, 32768].map((v) => ks.plain(v === null ? NaN : v))")
+    assert [plainly(text) for text in texts] == [
+        "0.250",
+        "-0.0315",
+        "exactly 0",
+        "no value",
+        "-1.00 x 10⁻⁷",
+        "32,768",
+    ]
 
 
 def test_steps_and_tokens_are_mapped_onto_each_other() -> None:
@@ -315,6 +325,32 @@ def test_marks_on_a_canvas_become_elements() -> None:
 )
 def test_ticks_of_a_linear_axis_are_round_numbers(low: float, high: float, text: list[str]) -> None:
     assert run("ks.plainTicks([given.low, given.high], 4)", low=low, high=high)["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(-0.5, 0.5, ["0"]), (-0.01, 0.01, ["0"]), (-0.5, 1.5, ["0", "1"]), (-0.5, 39.5, ["0", "10", "20", "30"])],
+)
+def test_an_axis_that_counts_steps_has_whole_numbers(low: float, high: float, text: list[str]) -> None:
+    assert run("ks.countTicks(given.range, 5).text", range=[low, high]) == text
+
+
+def test_axes_are_drawn_where_their_values_lie() -> None:
+    box = {"left": 50, "top": 10, "width": 200, "height": 100, "right": 10, "bottom": 30}
+    ticks = {"values": [0, 1, 9], "text": ["<b>", "10<sup>3</sup>", "off the axis"]}
+    x, y = ({"range": [0, 2], "ticks": ticks, "title": title, "grid": True} for title in ("a & b", ""))
+    drawn = run("ks.axesSvg(...given.all)", all=[box, x, y, {"grid": "#111111", "axis": "#222222", "muted": "#333333"}])
+    root = ET.fromstring(f"<svg>{drawn}</svg>")
+    words = [("".join(text.itertext()), text.get("class"), text.get("x")) for text in root.iter("text")]
+    assert words[:2] == [("<b>", "xtick", "50.5"), ("103", "xtick", "150.5")]
+    assert [text.get("y") for text in root.iter("text") if text.get("class") == "ytick"] == ["114.5", "64.5"]
+    assert words[-1] == ("a & b", "xtitle", "150")
+    assert root[0].get("d") == "M50.5 10v100M150.5 10v100M50 110.5h200M50 60.5h200"
+
+
+def test_runs_are_found_by_any_words_of_theirs() -> None:
+    assert run("['keel Lr', 'lr 4', ''].map((words) => ks.matches('sweep-lr3e-4 keel', words))") == [True, True, True]
+    assert run("ks.matches('sweep-lr3e-4 keel', 'lr post')") is False
 
 
 def test_depths_that_are_all_odd_still_have_ticks() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 from keelscope.diagnosis.report import diagnose
+from keelscope.errors import RunFileError
 from keelscope_dashboards import verdicts
 from keelscope_dashboards.verdicts import MINUS, PENDING, Judge, verdict_of
 from keelscope_dashboards.wording import typeset
@@ -46,11 +47,12 @@ class Source:
 
     def __init__(self, kit: ModuleType) -> None:
         self.kit, self.revision, self.broken, self.opens = kit, 1, False, 0
+        self.status, self.error = "finished", RuntimeError("a bug in a rule of somebody else")
 
     def opened(self) -> object:
         self.opens += 1
         if self.broken:
-            raise RuntimeError("a bug in a rule of somebody else")
+            raise self.error
         return self.kit.memory_run("keel", layers=8, steps=4)
 
     def told(self, error: Exception) -> str:
@@ -83,8 +85,12 @@ def test_a_failing_diagnosis_is_a_sentence_and_the_next_revision_is_tried(
     monkeypatch.setattr(verdicts, "PAUSE_SECONDS", 0.0)
     judge, source = Judge(), Source(kit)
     source.broken = True
-    failed = settled(judge, source, "not enough data")
+    failed = settled(judge, source, "not judged")
     assert failed.sentence == "The run could not be diagnosed: a bug in a rule of somebody else"
-    source.broken, source.revision = False, 2
+    source.error, source.revision = RunFileError("a chunk of gradients/rms is damaged"), 2
+    damaged = settled(judge, source, "damaged")
+    assert damaged.sentence == "Part of the file cannot be read: a chunk of gradients/rms is damaged"
+    assert verdicts.word_of(damaged) == ("Damaged", "bad", "alert")
+    source.broken, source.revision = False, 3
     settled(judge, source, "flat")
     judge.close()

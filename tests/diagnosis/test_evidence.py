@@ -82,3 +82,13 @@ def test_what_the_run_does_not_hold_is_none_or_empty(make_run):
 def test_norms_compare_layers_of_different_size(make_run):
     run = make_run(np.ones(N), stack=False)
     assert list(Evidence(run).profiles) == ["gradients/norm", "parameter_gradients/norm"]
+
+
+def test_gradients_of_a_few_numbers_per_layer_are_not_counted(make_run):
+    """ReZero at its start: only the scalar of each layer has one, and its logarithm scatters by half a decade."""
+    steep = np.logspace(-4, 0, N)
+    few, many = (make_run(np.ones(N), parameter=steep, size=lambda i, n=n: n) for n in (15, 20))
+    profile = Evidence(few).profiles["parameter_gradients/norm"]
+    assert not profile.counted
+    assert profile.remark.startswith("The parameter-gradient norm is not counted: 15 numbers of a layer get a gradient")
+    assert (diagnose(few).headline, diagnose(many).headline) == ("flat", "vanishing")

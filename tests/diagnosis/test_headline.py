@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keelscope.diagnosis import diagnose
+from keelscope.diagnosis import Severity, diagnose
 from keelscope.diagnosis.headline import WORDS, word_of
 
 N = 32
@@ -119,7 +119,9 @@ def test_a_step_that_the_loss_scaler_skipped_is_its_normal_work(make_run):
 
     run = make_run(np.tile(sloped(0), (4, 1)), edit=edit, scalars={"skipped": [0, 0, 0, 1]})
     assert diagnose(run).headline == "flat"
-    assert diagnose(run).findings == ()
+    assert [(finding.rule, finding.severity) for finding in diagnose(run).findings] == [
+        ("overflow_step_skipped", Severity.INFO)
+    ]
 
 
 def test_few_layers(make_run):

@@ -97,3 +97,14 @@ def test_an_output_that_is_bad_explains_the_loss():
         watch.step()
         (finding,) = nonfinite(diagnose(watch.run))
     assert finding.sites == ("1",)
+
+
+def test_a_loss_that_nobody_logs_is_not_blamed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
+    with ks.watch(model) as watch:
+        hidden = model[0](torch.ones(2, 3))
+        model[1]((hidden - hidden.detach()).square().sum().sqrt() * hidden).square().mean().backward()
+        watch.step()
+        (finding,) = nonfinite(diagnose(watch.run))
+    assert (finding.rule, finding.sites) == ("nonfinite_backward", ("0", "1"))

@@ -76,7 +76,8 @@ def test_a_non_finite_forward_explains_the_backward_of_its_step():
 
 
 def test_skipped_steps_do_not_count():
-    assert diagnose(run_of([set()] * 2, [{"emb"}, set()], scalars=(1.0, 0.0))).findings == ()
+    skipped = diagnose(run_of([set()] * 2, [{"emb"}, set()], scalars=(1.0, 0.0))).findings
+    assert [finding.rule for finding in skipped] == ["overflow_step_skipped"]
 
 
 def test_finite_runs_have_no_finding():

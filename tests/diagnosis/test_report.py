@@ -7,7 +7,10 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+import keelscope as ks
 from keelscope import plugins
 from keelscope.diagnosis import Report, compare, diagnose
 from keelscope.errors import UnknownNameError, UsageError
@@ -207,3 +210,28 @@ def test_a_file_left_by_a_dead_writer_is_said_to_be(make_run, tmp_path):
             text = diagnose(opened).to_text(width=200)
             assert opened.stopped is stopped
             assert ("The recording process ended without closing the file; 7 rows were recovered." in text) is stopped
+
+
+class Added(nn.Module):
+    """x + F(x), as often as asked, with nothing before it."""
+
+    def __init__(self, depth):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(depth))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def test_a_first_block_without_a_shortcut_is_said():
+    batch = torch.ones(4, 8)
+    notes = ks.report(Added(8), batch, lambda output, _: output.square().mean()).notes
+    assert "Depth is counted in sub-layers: 8 in 8 entries of Linear." in notes
+    (structure,) = [note for note in notes if note.startswith("Residual structure: 7 x")]
+    assert structure.endswith(
+        "None is seen in blocks.0: what enters it needs no gradient, so that no shortcut leads back there."
+    )
+    notes = ks.report(nn.Sequential(nn.Linear(8, 8), Added(8)), batch, lambda output, _: output.square().mean()).notes
+    assert any(note.startswith("Residual structure: 8 x") and note.endswith(").") for note in notes)

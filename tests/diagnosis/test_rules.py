@@ -47,11 +47,17 @@ def test_names_are_those_of_the_functions():
         "saturated",
         "zero_grad_by_init",
         "zero_grad_stuck",
+        "dead_units",
         "zero_gradient",
+        "spike",
+        "overflow_step_skipped",
+        "update_ratio",
+        "dominated_by_one_parameter",
         "no_backward",
         "disconnected",
         "frozen",
         "never_called",
+        "unregistered_parameters",
         "coverage_gap",
     ]
 

@@ -141,7 +141,7 @@ def test_a_dead_stack_has_the_error_that_its_headline_says(shut, steps):
         report = diagnose(watch.run)
     assert report.headline == "dead"
     errors = [finding for finding in report.findings if finding.severity is Severity.ERROR]
-    assert errors[0].rule == "zero_gradient"
+    assert (errors[0].rule, errors[0].sites) == ("dead_units", (f"{2 * shut + 1}",))
     assert shut == 3 or len(errors) == 1  # the 9 layers above the third do lose more than 2 decades
     assert f"nearest the loss: {2 * shut}." in errors[0].statement
     assert "zero initialisation" not in errors[0].statement

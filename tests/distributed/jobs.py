@@ -294,11 +294,11 @@ def checkpointed(model: nn.Module) -> nn.Module:
     return model
 
 
-def unwatched_and_watched(how: str, steps: int = 20):
+def unwatched_and_watched(how: str, every: int, steps: int = 20):
     def build() -> nn.Module:
         return sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
 
-    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=10)
+    return train(build(), steps=steps, clip=0.5), train(build(), steps=steps, clip=0.5, probes=PROBES, every=every)
 
 
 def only_the_first_watches(how: str):
@@ -309,31 +309,6 @@ def only_the_first_watches(how: str):
 def to_file(path: str, how: str):
     model = sharded(fresh()) if how == "fsdp" else nn.parallel.DistributedDataParallel(fresh())
     return train(model, probes=LITTLE, path=path)
-
-
-def accelerated(path: str):
-    """DDP by Accelerate, with accumulation and clipping."""
-    os.environ |= {"LOCAL_RANK": str(dist.get_rank()), "RANK": str(dist.get_rank()), "MASTER_PORT": "29500"}
-    os.environ |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "localhost"}
-    from accelerate import Accelerator
-
-    from keelscope.integrations.accelerate import watch_accelerated
-
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
-    plain_model = fresh()
-    model, optimizer = accelerator.prepare(plain_model, torch.optim.AdamW(plain_model.parameters(), lr=1e-2))
-    assert model is not plain_model
-    truth = []
-    with watch_accelerated(accelerator, model, optimizer, path, probes=LITTLE):
-        for step in range(4):
-            with accelerator.accumulate(model):
-                accelerator.backward(loss_of(model, own(batch(step))))
-                if accelerator.sync_gradients:
-                    truth.append(gradient_norms(model))
-                    accelerator.clip_grad_norm_(model.parameters(), 0.01)
-                optimizer.step()
-                optimizer.zero_grad()
-    return truth
 
 
 def from_page(script: str, port: int):
@@ -419,7 +394,8 @@ def run_rank(rank: int, world: int, folder: Path, job: str, arguments: tuple) ->
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), world), rank=rank, world_size=world)
-        result = globals()[job](*arguments)
+        module, _, name = job.rpartition(":")
+        result = (getattr(importlib.import_module(module), name) if module else globals()[name])(*arguments)
     except BaseException:
         result = f"rank {rank}: {traceback.format_exc()}"
     (folder / f"{rank}.tmp").write_bytes(pickle.dumps(result))

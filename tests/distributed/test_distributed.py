@@ -119,9 +119,9 @@ def test_micro_batches_that_are_not_exchanged_yet_are_no_steps(on_ranks):
     assert_true_gradients(on_ranks(2, "accumulated_without_optimizer"))
 
 
-@pytest.mark.parametrize("how", ["ddp", "fsdp"])
-def test_watching_changes_nothing(on_ranks, how):
-    for without, watched in on_ranks(2, "unwatched_and_watched", how):
+@pytest.mark.parametrize(("how", "every"), [("ddp", 1), ("ddp", 10), ("fsdp", 10)])
+def test_watching_changes_nothing(on_ranks, how, every):
+    for without, watched in on_ranks(2, "unwatched_and_watched", how, every):
         assert len(without["losses"]) == 20
         for key in ("losses", "weights"):
             assert all(torch.equal(a, b) for a, b in zip(without[key], watched[key], strict=True))

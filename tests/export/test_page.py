@@ -24,5 +24,6 @@ def test_examples(tmp_path, monkeypatch):
     for example in reversed(EXAMPLES):  # the second records the run that the first exports
         exec(compile(example, str(PAGE), "exec"), names)
     assert list(Path("tb").iterdir())
-    assert Path("late.csv").read_text() == "step,group,statistic,site,part,value\n"
+    late = Path("late.csv").read_text().splitlines()
+    assert {line.partition(",")[0] for line in late[1:]} == {"1", "2"}
     assert set(names["frame"]["statistic"]) == {"rms", "loss"}

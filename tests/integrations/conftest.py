@@ -26,6 +26,7 @@ class Truth:
     """Norm of each parameter's gradient before clipping, ``[step][parameter]``."""
     losses: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
+    skipped: int = 0
 
     def check(self, run: ks.Run, first: int = 0) -> None:
         steps = list(range(first, first + len(self.losses)))
@@ -50,13 +51,19 @@ def by_hand(
     *,
     accumulate: int = 1,
     clip: float = math.inf,
-    bf16: bool = False,
+    precision: str = "",
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    always_schedule: bool = False,
     **options,
 ) -> SimpleNamespace:
-    """The plain loop, watched; and what it computes, measured without keelscope."""
+    """The plain loop, watched; and what it computes, measured without keelscope. Skipped attempts are no steps.
+
+    With ``precision="fp16"`` gradients are scaled as by `scaler`; the schedule goes on at a skipped attempt or not.
+    """
     truth = Truth(paths=[path for path, _ in model.named_parameters()])
-    autocast = torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext()
+    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    autocast = torch.autocast("cpu", half) if half else contextlib.nullcontext()
+    scaling = scaler(enabled=precision == "fp16")
     with ks.watch(model, optimizer=optimizer, **options) as watch:
         rows = list(batches)
         for micro in (rows[i : i + accumulate] for i in range(0, len(rows), accumulate)):
@@ -64,18 +71,30 @@ def by_hand(
             for batch in micro:
                 with autocast:
                     part = loss_of(model, batch) / accumulate
-                part.backward()
+                scaling.scale(part).backward()
                 loss += part.item()
-            truth.gradients.append([p.grad.double().norm().item() for p in model.parameters()])
-            truth.losses.append(loss)
-            truth.rates.append(optimizer.param_groups[0]["lr"])
+            scaling.unscale_(optimizer)
+            gradients = [p.grad.double().norm().item() for p in model.parameters()]
+            skipped = not np.isfinite(gradients).all()
+            truth.skipped += skipped
+            if not skipped:
+                truth.gradients.append(gradients)
+                truth.losses.append(loss)
+                truth.rates.append(optimizer.param_groups[0]["lr"])
             nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+            scaling.step(optimizer)
+            scaling.update()
             optimizer.zero_grad()
             watch.log(loss=loss)
-            if scheduler is not None:
+            if scheduler is not None and (always_schedule or not skipped):
                 scheduler.step()
+    assert (truth.skipped > 0) is (precision == "fp16"), "the scaler must have something to skip"
     return SimpleNamespace(run=watch.run, truth=truth, model=model)
+
+
+def scaler(*, enabled: bool = True) -> torch.amp.GradScaler:
+    """One that is too large at first, so that attempts are skipped until it fits."""
+    return torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=1000, enabled=enabled)
 
 
 def same_run(run: ks.Run, other: ks.Run, rtol: float = 1e-5) -> None:
@@ -96,7 +115,7 @@ def same_weights(model: nn.Module, other: nn.Module) -> None:
 
 @pytest.fixture(scope="session")
 def loops() -> SimpleNamespace:
-    return SimpleNamespace(by_hand=by_hand, same_run=same_run, same_weights=same_weights)
+    return SimpleNamespace(by_hand=by_hand, same_run=same_run, same_weights=same_weights, scaler=scaler)
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,7 @@ def net(dropout: float = 0.0) -> nn.Sequential:
 
 
 def batches() -> list[torch.Tensor]:
-    return list(torch.randn(8, 4, 6, generator=torch.Generator().manual_seed(1)))
+    return list(torch.randn(16, 4, 6, generator=torch.Generator().manual_seed(1)))
 
 
 def loss_of(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
@@ -35,11 +35,13 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def train(precision: str, start, dropout: float = 0.0) -> SimpleNamespace:
+def train(loops, precision: str, start, dropout: float = 0.0) -> SimpleNamespace:
     """The loop of Accelerate's documentation: accumulation, clipping, a schedule."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+    if precision == "fp16":  # it does so on a GPU, and computes in float32 on a CPU
+        accelerator.native_amp, accelerator.scaler = True, loops.scaler()
     model = net(dropout)
     optimizer = sgd(model)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -63,14 +65,14 @@ def train(precision: str, start, dropout: float = 0.0) -> SimpleNamespace:
 
 @installed
 @pytest.mark.parametrize("how", ["helper", "watch", "wrapped"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_numbers_are_those_of_the_loop_by_hand(tmp_path, loops, precision, how):
     ways = {
         "helper": lambda a, model, opt: watch_accelerated(a, model, opt, tmp_path / "run.h5", config={"note": "mine"}),
         "watch": lambda a, model, opt: ks.watch(a.unwrap_model(model), tmp_path / "run.h5", optimizer=opt),
         "wrapped": lambda _, model, opt: ks.watch(model, tmp_path / "run.h5", optimizer=[opt]),
     }
-    train(precision, ways[how])
+    train(loops, precision, ways[how])
     model = net()
     optimizer = sgd(model)
     hand = loops.by_hand(
@@ -80,7 +82,7 @@ def test_numbers_are_those_of_the_loop_by_hand(tmp_path, loops, precision, how):
         loss_of,
         accumulate=2,
         clip=0.05,
-        bf16=precision == "bf16",
+        precision=precision,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
     )
     assert min(np.linalg.norm(hand.truth.gradients, axis=1)) > 0.05, "clipping must have something to clip"
@@ -93,12 +95,12 @@ def test_numbers_are_those_of_the_loop_by_hand(tmp_path, loops, precision, how):
 
 
 @installed
-@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
 def test_training_is_what_it_would_have_been(loops, precision):
     from contextlib import nullcontext
 
-    plain = train(precision, lambda *_: nullcontext(), dropout=0.3)
-    watched = train(precision, lambda *prepared: watch_accelerated(*prepared, every=2), dropout=0.3)
+    plain = train(loops, precision, lambda *_: nullcontext(), dropout=0.3)
+    watched = train(loops, precision, lambda *prepared: watch_accelerated(*prepared, every=2), dropout=0.3)
     loops.same_weights(watched.model, plain.model)
     assert watched.losses == plain.losses
     assert torch.equal(watched.rng, plain.rng)

@@ -95,7 +95,16 @@ def loader(rows) -> DataLoader:
     return DataLoader(rows, batch_size=None)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def in_precision(loops, package, precision: str) -> dict[str, object]:
+    """Options of the Trainer: it has no fp16 on the CPU of its own accord."""
+    if precision != "16-mixed":
+        return {"precision": precision}
+    name = package.__name__ + ".plugins.precision"
+    return {"plugins": [importlib.import_module(name).MixedPrecision(precision, "cpu", loops.scaler())]}
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")  # Lightning, where the first step is skipped
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_numbers_are_those_of_the_loop_by_hand(package, tmp_path, loops, precision):
     """Accumulation, clipping, a schedule, a sanity check and validation in the middle of the epoch."""
     callback = KeelscopeCallback(tmp_path / "net.h5", config={"note": "mine"})
@@ -105,7 +114,7 @@ def test_numbers_are_those_of_the_loop_by_hand(package, tmp_path, loops, precisi
         callback,
         accumulate_grad_batches=2,
         gradient_clip_val=0.05,
-        precision=precision,
+        **in_precision(loops, package, precision),
         num_sanity_val_steps=2,
         val_check_interval=2,
     )
@@ -119,7 +128,8 @@ def test_numbers_are_those_of_the_loop_by_hand(package, tmp_path, loops, precisi
         loss_of,
         accumulate=2,
         clip=0.05,
-        bf16=precision != "32-true",
+        precision={"bf16-mixed": "bf16", "16-mixed": "fp16"}.get(precision, ""),
+        always_schedule=True,
         scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
     )
     assert min(np.linalg.norm(hand.truth.gradients, axis=1)) > 0.05, "clipping must have something to clip"
@@ -135,10 +145,11 @@ def test_numbers_are_those_of_the_loop_by_hand(package, tmp_path, loops, precisi
         assert not run.live
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
 def test_training_is_what_it_would_have_been(package, tmp_path, loops, precision):
     def train(*callbacks):
-        learner = trainer(package, tmp_path, *callbacks, precision=precision, accumulate_grad_batches=3)
+        options = in_precision(loops, package, precision)
+        learner = trainer(package, tmp_path, *callbacks, **options, accumulate_grad_batches=3)
         module = automatic(package, dropout=0.3)
         learner.fit(module, loader(batches()), loader(batches(2)))
         return module, {name: float(value) for name, value in learner.callback_metrics.items()}, torch.get_rng_state()

@@ -30,7 +30,7 @@
   });
 
   // A chart in its panel. Its frame is made when it comes near the window and given up when it is far, so that a page of
-  // fifty charts is no heavier than one of ten; `mount` makes it whatever its place.
+  // hundreds of charts is no heavier than one of thirty; `mount` makes it whatever its place.
   function charted(element, body, make, told) {
     let chart = null, block = null, view = null, watch = null;
     const drop = () => { if (chart) { chart.close(); chart = null; body.replaceChildren(); } };
@@ -39,9 +39,10 @@
       ready(given, first) {
         view = given;
         block = first;
-        watch = new IntersectionObserver(([entry]) => (entry.isIntersecting ? this.mount() : drop()), { rootMargin: NEAR });
+        watch = new IntersectionObserver(([entry]) => (entry.isIntersecting ? this.mount() : drop()), { rootMargin: `${NEAR}px 0px` });
         watch.observe(body);
         told(block, null);
+        if (body.getBoundingClientRect().top < window.innerHeight + NEAR) this.mount();
       },
       mount() {
         if (chart || !view) return;
@@ -56,7 +57,7 @@
       chart() { return chart; },
     };
   }
-  const NEAR = "400px 0px";
+  const NEAR = 2400; // px
   const SAVED = new Set(["chart", "heat", "table", "findings"]);
 
   // Each maker gives { element, ready(view), update(block, keep), cross(), draw(), close(), part(view) }; all but the element may be missing.
@@ -69,7 +70,7 @@
       const words = (now) => {
         if (now === last) return;
         last = now;
-        const empty = !now.lines.some((line) => line.y.some((y) => !Number.isNaN(y)));
+        const empty = !now.lines.some((line) => line.y.some((y) => !Number.isNaN(y)) || (line.bad && line.bad.length));
         note.textContent = now.note;
         legend.replaceChildren(...(now.lines.length > 14 ? [] : now.lines).map(key));
         element.classList.toggle("void", empty);
@@ -156,7 +157,8 @@
   // How much of a line has no place on its axis, in words.
   function edges(line) {
     const count = (mark) => line.y.reduce((n, y) => n + (y === mark), 0);
-    const said = [[-Infinity, "exactly 0"], [Infinity, "infinite"]].map(([mark, word]) => [count(mark), word]).filter(([n]) => n);
+    const marks = [[count(-Infinity), "exactly 0"], [count(Infinity), "infinite"], [line.bad ? line.bad.length : 0, "NaN"]];
+    const said = marks.filter(([n]) => n);
     return said.length ? ` (${said.map(([n, word]) => `${ks.count(n)} ${word}`).join(", ")})` : "";
   }
 
@@ -164,7 +166,8 @@
   function valueAt(chart) {
     const line = chart.block.lines[0], at = chart.place();
     if (!line || at === null) return "";
-    const value = line.y[ks.nearest(line.x, at)];
+    const nearest = ks.nearest(line.x, at), value = line.y[nearest];
+    if (line.bad && line.bad.includes(line.x[nearest])) return "NaN";
     return chart.block.y.log ? ks.value(value) : ks.plain(value);
   }
 })((window.keelscope = window.keelscope || {}));

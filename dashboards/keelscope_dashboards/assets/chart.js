@@ -1,4 +1,4 @@
-// One chart: Plotly axes as the frame, a canvas over the plot area for the marks, two lines for the cursor.
+// One chart: axes as the frame, a canvas over the plot area for the marks, two lines for the cursor.
 (function (ks) {
   "use strict";
 
@@ -16,14 +16,12 @@
       this.y = [0, 1];
       this.drawn = "";
       this.measure();
-      Plotly.newPlot(this.frame, [{ x: [], y: [], type: "scatter" }], this.sized(frame), { staticPlot: true, showSendToCloud: false, displayModeBar: false });
       this.observer = new ResizeObserver(() => { if (this.measure()) onResize(); });
       this.observer.observe(box);
     }
 
     close() {
       this.observer.disconnect();
-      Plotly.purge(this.frame);
     }
 
     add(tag, name) {
@@ -50,21 +48,26 @@
       return true;
     }
 
-    sized(layout) {
-      return { ...layout, autosize: false, width: this.width + this.left + this.margin.r, height: this.height + this.top + this.margin.b };
-    }
-
     // Redraw the axes if their range, ticks, size or colours differ from what is shown.
     axes(frame, x, y) {
-      const key = JSON.stringify([x, y, this.width, this.height, frame.paper_bgcolor, frame.yaxis.title.text]);
       this.x = x.range;
       this.y = y.range;
+      const colours = { grid: frame.xaxis.gridcolor, axis: frame.xaxis.linecolor, muted: frame.font.color };
+      const axis = (given, { showgrid, title }, room) => ({ ...given, ticks: given.ticks || ks.plainTicks(given.range, room), grid: showgrid !== false, title: title.text });
+      const parts = [axis(x, frame.xaxis, this.width / 90), axis(y, frame.yaxis, this.height / 42), colours];
+      const key = JSON.stringify([parts, this.width, this.height]);
       if (key === this.drawn) return;
       this.drawn = key;
-      const layout = this.sized({ ...frame, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)" });
-      layout.xaxis = { ...frame.xaxis, range: x.range, ...ticks(x.ticks) };
-      layout.yaxis = { ...frame.yaxis, range: y.range, ...ticks(y.ticks) };
-      Plotly.react(this.frame, [{ x: [], y: [], type: "scatter" }], layout, { staticPlot: true, showSendToCloud: false });
+      this.parts = parts;
+      const { width, height } = this.size();
+      this.frame.innerHTML = `<svg width="${width}" height="${height}" aria-hidden="true">${this.axesSvg()}</svg>`;
+    }
+
+    size() { return { width: this.width + this.left + this.margin.r, height: this.height + this.top + this.margin.b }; }
+
+    axesSvg() {
+      const { left, top, width, height, margin } = this;
+      return ks.axesSvg({ left, top, width, height, right: margin.r, bottom: margin.b }, ...this.parts);
     }
 
     px(value) { return ((value - this.x[0]) / (this.x[1] - this.x[0])) * this.width; }
@@ -112,6 +115,4 @@
       }));
     }
   };
-
-  const ticks = (given) => (given ? { tickmode: "array", tickvals: given.values, ticktext: given.text } : {});
 })((window.keelscope = window.keelscope || {}));

@@ -1,51 +1,8 @@
-// Everything a person does: pointer, wheel, keyboard, slider, buttons, address; and the words that answer.
+// Everything a person does: pointer, wheel, keyboard, slider, buttons; and the words that answer.
 (function (ks) {
   "use strict";
 
   const $ = (id) => document.getElementById(id);
-
-  // --- address: PAGE?run=&runs=&metric=&step=&layer=&x=a~b&y=a~b&CHOICE=a,b; layer is a depth as the report counts it
-
-  const OWN = new Set(["run", "runs", "metric", "step", "layer", "x", "y"]);
-
-  ks.readPage = function (path, pages) {
-    const name = path.split("/").pop();
-    return pages.find((page) => page.name === name) || pages[0];
-  };
-
-  ks.readAddress = function (search) {
-    const query = new URLSearchParams(search);
-    const number = (name) => {
-      const value = query.has(name) ? Number(query.get(name)) : NaN;
-      return Number.isFinite(value) ? value : null;
-    };
-    const range = (name) => {
-      const ends = (query.get(name) || "").split("~").map(Number);
-      return ends.length === 2 && ends.every(Number.isFinite) && ends[0] < ends[1] ? ends : null;
-    };
-    const runs = query.get("runs");
-    return {
-      run: query.get("run"), runs: runs ? runs.split(",") : null, metric: query.get("metric"),
-      step: number("step"), layer: number("layer"), x: range("x"), y: range("y"),
-      rest: Object.fromEntries([...query].filter(([name]) => !OWN.has(name)).map(([name, value]) => [name, value.split(",")])),
-    };
-  };
-
-  ks.writeAddress = function (view) {
-    const query = new URLSearchParams();
-    const run = view.run(view.focus);
-    if (run) query.set("run", run.name);
-    const page = view.pages.page, overview = page.name === "overview";
-    if (view.hidden && view.hidden.size) query.set("runs", view.drawn().map((one) => one.name).join(","));
-    if (overview) query.set("metric", view.panel);
-    if (view.at !== null) query.set("step", String(view.at));
-    if (view.layer && view.tile()) query.set("layer", String(ks.depthOf(view.tile(), view.layer)));
-    for (const [name, range] of [["x", view.zoomX], ["y", view.zoomY]]) {
-      if (range && overview) query.set(name, range.map((end) => Number(end.toPrecision(6))).join("~"));
-    }
-    for (const [name, values] of Object.entries(view.pages.wished())) query.set(name, values.join(","));
-    return `./${overview ? "" : page.name}?${String(query).replace(/%2C/g, ",").replace(/%2F/g, "/")}`;
-  };
 
   // --- slider: a real range input over the step axis, its thumb centred on the cursor line
 
@@ -97,7 +54,7 @@
     window.addEventListener("popstate", () => view.restore());
     document.addEventListener("click", (event) => click(view, event));
     document.addEventListener("keydown", (event) => key(view, event));
-    new MutationObserver(() => view.restyle()).observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
+    new MutationObserver(() => view.restyle()).observe(document.documentElement, { attributeFilter: ["data-scheme"] });
     keepFocus();
     const words = new MutationObserver(() => view.decorate());
     for (const id of ["run-list", "cards"]) words.observe($(id), { childList: true, subtree: true });
@@ -212,6 +169,8 @@
     else if (hit(".more")) ks.openMenu(view, hit(".more"));
     else if (hit("#save")) ks.savePage(view);
     else if (hit("#copy")) copyLink(view, hit("#copy"));
+    else if (hit("[data-metric]")) view.setPanel(hit("[data-metric]").dataset.metric);
+    else if (hit("#theme")) ks.scheme(document.documentElement.dataset.scheme === "dark" ? "light" : "dark");
     else if (hit("#help")) $("keys").showModal();
     else if (hit("#close-keys")) { event.preventDefault(); $("keys").close(); }
     else if (!hit("#side")) menu(false);
@@ -252,7 +211,7 @@
     const typing = event.target.closest && event.target.closest("input, textarea, select, [contenteditable], dialog[open]");
     if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
     const act = KEYS[event.key] || (/^[1-9]$/.test(event.key) ? (v) => nthPanel(v, Number(event.key)) : null);
-    if (!act || (!view.tile() && !["p", "P", "?", "[", "]"].includes(event.key))) return;
+    if (!act || (!view.tile() && !["p", "P", "?", "/", "[", "]"].includes(event.key))) return;
     if (event.key === " " && event.target.closest && event.target.closest("button, a, summary")) return;
     const arrow = event.key.startsWith("Arrow") || event.key === "Home" || event.key === "End";
     if (arrow && !(event.target === document.body || event.target.closest(".chart, main"))) return;
@@ -275,6 +234,7 @@
     r: (view) => view.zoom(null, null),
     "[": (view) => nextRun(view, -1),
     "]": (view) => nextRun(view, 1),
+    "/": (view) => view.picker.focus(),
     "?": () => $("keys").showModal(),
   };
 
@@ -321,8 +281,14 @@
     const path = tile.labels[view.layer - 1], depth = ks.depthText(tile, view.layer);
     set("history-layer", path ? `${depth} · ${path}` : depth);
     set("where", `${depth}, step ${ks.count(step)} · ${run.name}${path ? ` · ${path}` : ""}`);
-    set("value", ks.value(level));
+    set("value", Number.isNaN(level) ? ks.absence(exact, tile, bin, view.layer - 1) : ks.value(level));
     buttons(view, run);
+  };
+
+  // Why a cell has no level.
+  ks.absence = function (exact, tile, bin, layer) {
+    const nan = exact ? exact.kinds[layer] === ks.KIND.nan : tile.codes[bin * tile.layers + layer] === ks.NAN;
+    return nan ? "NaN" : "not observed";
   };
 
   function buttons(view, run) {
@@ -353,14 +319,12 @@
       boot(settings, digest) {
         const start = () => {
           if (ks.view) return;
-          if (!$("page") || !$("main").clientWidth || !window.Plotly) { requestAnimationFrame(start); return; }
+          if (!$("page") || !$("main").clientWidth) { requestAnimationFrame(start); return; }
           if ($("skeleton")) $("skeleton").remove();
           ks.view = new ks.View(settings, digest);
-          window.dash_clientside.set_props("metric", { value: ks.view.panel });
         };
         start();
       },
-      metric(name) { if (ks.view) ks.view.setPanel(name); },
     },
   });
 })((window.keelscope = window.keelscope || {}));

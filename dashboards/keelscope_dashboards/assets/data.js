@@ -2,11 +2,8 @@
 (function (ks) {
   "use strict";
 
-  const POLL = 1000, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
+  const POLL = 1000, POLL_OPENING = 100, POLL_IDLE = 5000, IDLE_AFTER = 120000, RETRY = 2000;
   const MAX_TILES = 32;
-
-  // Asked for while the page is still being put together.
-  let early = fetch("api/v1/state", { cache: "no-store" }).catch(() => null);
 
   ks.Data = class {
     constructor(onState, onTile, onLost) {
@@ -31,8 +28,8 @@
       this.polling = true;
       try {
         const headers = this.etag ? { "If-None-Match": this.etag } : {};
-        const first = await early;
-        early = null;
+        const first = await ks.early; // asked for by the head of the page
+        ks.early = null;
         const answer = first || await fetch("api/v1/state", { headers, cache: "no-store" });
         if (answer.ok) {
           this.etag = answer.headers.get("ETag") || "";
@@ -48,7 +45,8 @@
         this.onLost(this.lost);
       }
       this.polling = false;
-      const wait = this.lost ? RETRY : Date.now() - this.moved > IDLE_AFTER ? POLL_IDLE : POLL;
+      const opening = this.state && this.state.runs.some((run) => run.status === "waiting");
+      const wait = this.lost ? RETRY : opening ? POLL_OPENING : Date.now() - this.moved > IDLE_AFTER ? POLL_IDLE : POLL;
       if (!document.hidden) this.timer = setTimeout(() => this.poll(), wait);
     }
 

@@ -92,8 +92,8 @@
   // --- saving
 
   const FORMATS = {
-    png: ["PNG picture", async (view, part) => ks.pixels(await ks.chartSvg(part, view.scene.palette), 2)],
-    svg: ["SVG picture", async (view, part) => new Blob([(await ks.chartSvg(part, view.scene.palette)).text], { type: "image/svg+xml" })],
+    png: ["PNG picture", async (view, part) => ks.pixels(ks.chartSvg(part, view.scene.palette), 2)],
+    svg: ["SVG picture", async (view, part) => new Blob([ks.chartSvg(part, view.scene.palette).text], { type: "image/svg+xml" })],
     csv: ["CSV data", async (view, part) => new Blob([await part.csv()], { type: "text/csv" })],
   };
 
@@ -168,7 +168,7 @@
       : view.pages.blocks.filter((block) => block.mount && (block.mount(), block.part(view).chart)).map((block) => [block.element.querySelector(".chart"), block.part(view)]);
     const copy = source.cloneNode(true), boxes = [...copy.querySelectorAll(".chart")], shown = [...source.querySelectorAll(".chart")];
     for (const [box, part] of charts) {
-      const place = boxes[shown.indexOf(box)], svg = await ks.chartSvg(part, view.scene.palette);
+      const place = boxes[shown.indexOf(box)], svg = ks.chartSvg(part, view.scene.palette);
       const picture = new DOMParser().parseFromString(svg.text, "image/svg+xml").documentElement;
       picture.removeAttribute("height");
       picture.setAttribute("width", "100%");
@@ -186,10 +186,10 @@
   async function standalone(copy, title, overview) {
     const sheet = [...document.styleSheets].find((one) => one.href && one.href.includes("keelscope.css"));
     const rules = [...sheet.cssRules].filter((rule) => !(rule instanceof CSSFontFaceRule)).map((rule) => rule.cssText).join("\n");
-    const scheme = document.documentElement.getAttribute("data-mantine-color-scheme");
+    const scheme = document.documentElement.getAttribute("data-scheme");
     const variables = [...document.querySelectorAll("head style")].map((one) => one.textContent).find((text) => text.includes("--run-0"));
     const own = "body{margin:0 auto;max-width:1280px;padding:16px}.linked{display:grid;height:auto;grid-template-rows:none;gap:12px}.scroll{overflow:visible}.table-box{max-height:none}.block svg,.panel svg{display:block}.blocks{margin-top:12px}.cards{grid-auto-flow:row;grid-template-columns:repeat(auto-fit,minmax(284px,1fr));margin-bottom:12px}";
-    return `<!doctype html>\n<html lang="en" data-mantine-color-scheme="${scheme}" data-page="${overview ? "overview" : "page"}"><head><meta charset="utf-8">`
+    return `<!doctype html>\n<html lang="en" data-scheme="${scheme}" data-page="${overview ? "overview" : "page"}"><head><meta charset="utf-8">`
       + `<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">`
       + `<meta name="viewport" content="width=device-width, initial-scale=1"><title>${ks.escape(title)} · keelscope</title>`
       + `<style>${variables}\n${rules}\n${own}</style></head><body><main style="margin:0">${copy.outerHTML}</main></body></html>\n`;

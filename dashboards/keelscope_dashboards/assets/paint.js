@@ -152,6 +152,7 @@
     }
     context.stroke();
     context.setLineDash([]);
+    points(context, xs, ys, style);
     if (style.symbol) markers(context, xs, ys, style);
     context.globalAlpha = 1;
   };
@@ -173,6 +174,17 @@
     }
     context.globalAlpha = 1;
   };
+
+  // A value between two gaps is a point.
+  function points(context, xs, ys, style) {
+    context.fillStyle = style.colour;
+    for (let i = 0; i < ys.length; i++) {
+      if (!Number.isFinite(ys[i]) || Number.isFinite(ys[i - 1]) || Number.isFinite(ys[i + 1])) continue;
+      context.beginPath();
+      context.arc(xs[i], ys[i], 2.2, 0, 2 * Math.PI);
+      context.fill();
+    }
+  }
 
   // About six markers per line, never closer than 40 pixels, shifted by run so that they do not hide each other.
   function markers(context, xs, ys, style) {
@@ -202,6 +214,17 @@
     points.forEach(([a, b], i) => (i ? c.lineTo(x + a * r, y + b * r) : c.moveTo(x + a * r, y + b * r)));
     c.closePath();
   }
+
+  ks.paintCross = function (context, x, y, colour) {
+    context.strokeStyle = colour;
+    context.lineWidth = 1.3;
+    context.beginPath();
+    context.moveTo(x - 2.5, y - 2.5);
+    context.lineTo(x + 2.5, y + 2.5);
+    context.moveTo(x - 2.5, y + 2.5);
+    context.lineTo(x + 2.5, y - 2.5);
+    context.stroke();
+  };
 
   ks.paintMarker = function (context, symbol, x, y, radius, halo) {
     context.beginPath();

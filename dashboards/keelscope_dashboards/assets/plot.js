@@ -1,4 +1,4 @@
-// A chart and a heatmap of a page: axes from Plotly, marks on the canvas, the cursor shared with every other chart.
+// A chart and a heatmap of a page: axes, marks on the canvas, the cursor shared with every other chart.
 (function (ks) {
   "use strict";
 
@@ -27,10 +27,10 @@
     }
 
     frame() {
-      const { block } = this, { plain } = this.view.scene, nticks = block.size === "small" ? 4 : 0;
+      const { block } = this, { plain } = this.view.scene;
       const axis = (from, title) => ({ ...from, title: { ...from.title, text: title || "" } });
-      const small = block.size === "small" ? { nticks: 4, showgrid: false } : {};
-      return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: { ...axis(plain.yaxis, block.y && block.y.title), nticks, exponentformat: "power" } };
+      const small = block.size === "small" ? { showgrid: false } : {};
+      return { ...plain, margin: this.margin, xaxis: { ...axis(plain.xaxis, block.x && block.x.title), ...small }, yaxis: axis(plain.yaxis, block.y && block.y.title) };
     }
 
     close() {
@@ -66,7 +66,8 @@
       const { chart, block } = this, [x, y] = this.ranges();
       const most = Math.max(5, chart.height / 42);
       const ticks = block.y.log ? ks.logTicks(y, Math.max(3, chart.height / 42)) : ks.plainTicks(y, most);
-      chart.axes(this.frame(), { range: x, ticks: x[1] > 9999 ? ks.plainTicks(x, chart.width / 90) : undefined }, { range: y, ticks });
+      const counts = !block.x.clock && block.x.kind !== "relative";
+      chart.axes(this.frame(), { range: x, ticks: (counts ? ks.countTicks : ks.plainTicks)(x, Math.max(2, chart.width / 72)) }, { range: y, ticks });
       const context = chart.clear();
       this.drawSpans(context);
       this.drawLevels(context);
@@ -130,7 +131,7 @@
       this.drawEdges(context, line, xs, colour);
     }
 
-    // What has no place on the axis: exact zeros at its low end, infinities at its high end.
+    // What has no place on the axis: exact zeros at its low end, infinities and, as crosses, NaN at its high end.
     drawEdges(context, line, xs, colour) {
       const { chart, view } = this;
       for (let i = 0; i < xs.length; i++) {
@@ -142,6 +143,7 @@
           context.fillRect(xs[i] - 0.75, 0, 1.5, 6);
         }
       }
+      for (const x of line.bad || []) ks.paintCross(context, chart.px(x), 5, ks.css(view.scene.look.alarm));
     }
 
     // The cursor on this axis, null where the axis has none.
@@ -222,7 +224,7 @@
       }
       const run = this.view.run(this.block.run);
       const x = this.zoomX || this.view.scene.extent(run, tile), y = this.zoomY || [0.5, tile.layers + 0.5];
-      chart.axes(this.frame(), { range: x, ticks: x[1] > 9999 ? ks.plainTicks(x, chart.width / 90) : undefined }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
+      chart.axes(this.frame(), { range: x, ticks: ks.countTicks(x, Math.max(2, chart.width / 72)) }, { range: y, ticks: ks.layerTicks(y[0], y[1], Math.max(2, chart.height / 34), tile) });
       const context = chart.clear(), image = context.createImageData(chart.canvas.width, chart.canvas.height);
       const look = this.look(tile);
       ks.paintCells(image, tile, { x0: x[0], x1: x[1], y0: y[0], y1: y[1] }, look);
@@ -241,7 +243,8 @@
         const far = Math.max(-low, high);
         return { ...scene.look, table: ks.rampTable(tile.unit, -far, far, size), low: -far, high: far, kind: "about 0" };
       }
-      const wide = high > low ? [low, high] : [low - 0.5, high + 0.5];
+      const least = block.scale === "linear" ? 0 : LEAST, middle = (low + high) / 2, half = Math.max(least, high - low) / 2 || 0.5;
+      const wide = [middle - half, middle + half];
       return { ...scene.look, colours: scene.ramp, table: ks.rampTable(tile.unit, ...wide, size), low: wide[0], high: wide[1], kind: "ramp" };
     }
 
@@ -326,5 +329,6 @@
 
   const MARKS = [["zero", "exactly 0"], ["nan", "NaN, Inf"], ["absent", "not observed"]];
   const NONE = { values: [], text: [] };
+  const LEAST = 0.3; // decades that a ramp spans at least, so that what is alike looks alike
   const short = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + String(Number(Math.abs(value).toPrecision(2)));
 })((window.keelscope = window.keelscope || {}));

@@ -24,7 +24,7 @@
 
     // Take the colours of the scheme that is on.
     use() {
-      const scheme = document.documentElement.getAttribute("data-mantine-color-scheme") === "dark" ? "dark" : "light";
+      const scheme = document.documentElement.getAttribute("data-scheme") === "dark" ? "dark" : "light";
       const { settings } = this;
       this.scheme = scheme;
       this.palette = settings.palettes[scheme];
@@ -52,7 +52,7 @@
       const layers = ks.layerTicks(y[0], y[1], Math.max(2, this.heatmap.height / 38), tile);
       const levels = this.levelRange();
       this.frames.heatmap.yaxis.title.text = `${tile.depth} (${ks.depthOf(tile, 1)} = input)`;
-      const steps = x[1] > 9999 ? ks.plainTicks(x, this.heatmap.width / 90) : undefined;
+      const steps = ks.countTicks(x, Math.max(2, this.heatmap.width / 72));
       this.heatmap.axes(this.frames.heatmap, { range: x, ticks: steps }, { range: y, ticks: layers });
       this.profile.axes(this.frames.profile, { range: levels, ticks: ks.powerTicks(levels, this.profile.width / 60) }, { range: y, ticks: layers });
       this.history.axes(this.frames.history, { range: x, ticks: steps }, { range: levels, ticks: ks.powerTicks(levels, this.history.height / 24) });
@@ -172,7 +172,7 @@
         }
         ks.paintLine(context, xs, ys, this.style(run));
         zeroTicks(context, levels, (i) => [0, ys[i] - 0.75, 6, 1.5], this.colour(run));
-        notes.push(...this.offAxis(run, levels));
+        notes.push(...this.offAxis(run, levels, this.nanCount(run, tile)));
       }
       chart.say(notes);
     }
@@ -184,7 +184,12 @@
       return Float64Array.from({ length: tile.layers }, (_, i) => ks.levelAt(tile, bin, i));
     }
 
-    offAxis(run, levels) {
+    nanCount(run, tile) {
+      const exact = this.view.exact("profile", run), from = ks.binAt(tile, this.view.step()) * tile.layers;
+      return exact ? exact.nan : tile.codes.subarray(from, from + tile.layers).reduce((n, code) => n + (code === ks.NAN), 0);
+    }
+
+    offAxis(run, levels, nan) {
       let zeros = 0, bad = 0, below = 0;
       const floor = this.levels.range[0];
       for (const level of levels) {
@@ -195,6 +200,7 @@
       const notes = [];
       const layers = (n) => `${ks.count(n)} layer${n > 1 ? "s" : ""}`;
       if (zeros) notes.push(`${run.name}: ${layers(zeros)} exactly 0`);
+      if (nan) notes.push(`${run.name}: ${layers(nan)} NaN`);
       if (bad) notes.push(`${run.name}: ${layers(bad)} infinite`);
       if (below) notes.push(`${run.name}: ${layers(below)} below 10${ks.power(Math.floor(floor))}`);
       return notes;

@@ -3,7 +3,7 @@
   "use strict";
 
   const round = (value) => Math.round(value * 100) / 100;
-  const escape = (ks.escape = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`));
+  const { escape } = ks;
 
   // As much of a 2-D canvas context as paint.js, plot.js and scene.js use.
   ks.SvgContext = class {
@@ -69,10 +69,10 @@
   const TEXT = "Inter, system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif";
   const LINE = 17, PAD = 12;
 
-  // One chart as a picture: title, what it shows, its legend, Plotly's axes, its marks.
-  ks.chartSvg = async function (part, palette) {
-    const { chart } = part, width = chart.width + chart.left + chart.margin.r, height = chart.height + chart.top + chart.margin.b;
-    const axes = await axesOf(chart, width, height), marks = ks.marksOf(chart, part.draw);
+  // One chart as a picture: title, what it shows, its legend, axes and marks.
+  ks.chartSvg = function (part, palette) {
+    const { chart } = part, { width, height } = chart.size();
+    const axes = chart.axesSvg(), marks = ks.marksOf(chart, part.draw);
     const legend = part.scale ? scaleLegend(part.scale, palette) : lineLegend(part.keys, width, palette);
     const head = heading(part, width, palette), top = head.height + legend.height + PAD;
     const clip = `clip-${Math.random().toString(36).slice(2, 9)}`;
@@ -84,11 +84,6 @@
         + `<g transform="translate(0 ${top})">${axes}<g transform="translate(${chart.left} ${chart.top})">${area}<g clip-path="url(#${clip})">${marks}</g></g></g></svg>`,
     };
   };
-
-  async function axesOf(chart, width, height) {
-    const url = await Plotly.toImage(chart.frame, { format: "svg", width, height });
-    return decodeURIComponent(url.slice(url.indexOf(",") + 1));
-  }
 
   function heading(part, width, palette) {
     const lines = wrapped([part.title], 66).map((text, i) => `<text x="${PAD}" y="${24 + i * LINE}" font-size="14" font-weight="620" fill="${palette.text}">${escape(text)}</text>`);

@@ -23,10 +23,12 @@
       this.pages = new ks.Pages(this);
       this.scene = new ks.Scene(settings, this);
       this.slider = ks.makeSlider($("slider"), (step) => this.moveTo({ step }));
+      this.picker = ks.makePicker($("picker"), this);
       this.pages.open(ks.readPage(location.pathname, settings.pages), this.wish.rest);
       this.data = new ks.Data((state, fresh) => this.onState(state, fresh), (run, panel) => this.onTile(run, panel), (n) => this.onLost(n));
       ks.listen(this);
       this.scene.drawLegend(this.panelOf());
+      this.markPanel();
       this.data.start();
       if (this.pages.page.name === "overview") this.scene.mount();
     }
@@ -111,14 +113,25 @@
       this.rest();
     }
 
+    // These runs and no others, the focus on one of them.
+    drawOnly(ids) {
+      if (!ids.length) return;
+      this.hidden = new Set(this.readable().map((run) => run.id).filter((id) => !ids.includes(id)));
+      if (ids.includes(this.focus)) this.show(this.focus, true); else this.focusOn(ids[0]);
+    }
+
     setPanel(name) {
       if (name === this.panel || !this.settings.panels.some((panel) => panel.name === name)) return;
       this.panel = name;
       this.scene.drawLegend(this.panelOf());
-      window.dash_clientside.set_props("metric", { value: name });
+      this.markPanel();
       this.load();
       this.invalidate();
       this.rest();
+    }
+
+    markPanel() {
+      for (const button of document.querySelectorAll("[data-metric]")) button.setAttribute("aria-pressed", String(button.dataset.metric === this.panel));
     }
 
     moveToDepth(step, depth) {
@@ -176,6 +189,7 @@
         }
         document.body.classList.toggle("no-runs", !this.runs.length);
         document.body.classList.toggle("no-charts", !this.readable().length);
+        this.picker.update();
         this.invalidate("cursor");
       }
       ks.tell(this);
@@ -202,6 +216,7 @@
       if (own && this.pages.page.name !== "overview" && own.panels.length && !own.panels.includes(this.panel)) {
         this.panel = own.panels[0];
         this.scene.drawLegend(this.panelOf());
+        this.markPanel();
       }
       const order = this.shown().sort((a, b) => (b.id === this.focus) - (a.id === this.focus));
       for (const run of order) this.data.want(run.id, this.panel, run.revision);
@@ -259,7 +274,7 @@
           const profile = await this.data.rows("profile", run.id, panel, step, tile.revision);
           const history = await this.data.rows("history", run.id, panel, this.layerOf(tile, own), tile.revision);
           if (step !== this.step() || layer !== this.layer || panel !== this.panel) return;
-          this.rested.set(`profile|${run.id}`, { levels: marked(profile.arrays) });
+          this.rested.set(`profile|${run.id}`, marked(profile.arrays));
           this.rested.set(`history|${run.id}`, history.arrays);
         } catch (error) {
           return;
@@ -341,18 +356,31 @@
       for (const eye of document.querySelectorAll("[data-show]")) {
         eye.setAttribute("aria-pressed", this.hidden && this.hidden.has(eye.dataset.show) ? "false" : "true");
       }
+      this.picker.update();
+      this.dealCards();
       this.scene.drawThumbs();
+    }
+
+    // Of hundreds of runs only those on show have a card.
+    dealCards() {
+      if (this.readable().length <= this.settings.cards) return;
+      const ids = this.drawn().slice(0, this.settings.cards).map((run) => run.id), key = ids.join();
+      if (key === this.dealt) return;
+      this.dealt = key;
+      window.dash_clientside.set_props("dealt", { data: ids });
     }
   };
 
   // Levels with the marks of their kinds.
   function marked({ levels, kinds }) {
     const out = Float64Array.from(levels);
+    let nan = 0;
     kinds.forEach((kind, i) => {
+      if (kind === ks.KIND.nan) nan += 1;
       if (kind === ks.KIND.zero) out[i] = -Infinity;
       else if (kind === ks.KIND.inf) out[i] = Infinity;
       else if (kind !== ks.KIND.value) out[i] = NaN;
     });
-    return out;
+    return { levels: out, nan, kinds };
   }
 })((window.keelscope = window.keelscope || {}));

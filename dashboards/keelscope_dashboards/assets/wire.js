@@ -58,7 +58,7 @@
     const edges = new Float64Array(n + 1);
     if (n === 0) return edges;
     for (let i = 1; i < n; i++) edges[i] = (last[i - 1] + first[i]) / 2;
-    edges[0] = first[0] - (n > 1 ? edges[1] - last[0] : 0.5);
+    edges[0] = Math.max(Math.min(first[0], 0) - 0.5, first[0] - (n > 1 ? edges[1] - last[0] : 0.5));
     edges[n] = last[n - 1] + (n > 1 ? first[n - 1] - edges[n - 1] : 0.5);
     return edges;
   };
@@ -106,7 +106,7 @@
     if (level === -Infinity) return "exactly 0";
     if (level === Infinity) return "Inf";
     if (Number.isNaN(level)) return "no value";
-    if (level > -2 && level < 4) return Number((10 ** level).toPrecision(3)).toLocaleString("en-US", { maximumSignificantDigits: 3 });
+    if (level > -2 && level < 4) return (10 ** level).toLocaleString("en-US", { minimumSignificantDigits: 3, maximumSignificantDigits: 3 });
     let exponent = Math.floor(level);
     let mantissa = (10 ** (level - exponent)).toFixed(2);
     if (mantissa === "10.00") { mantissa = "1.00"; exponent += 1; }
@@ -118,6 +118,7 @@
     if (Number.isNaN(value)) return "no value";
     if (value === 0) return "exactly 0";
     if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
+    if (Number.isInteger(value) && Math.abs(value) < 1e7) return ks.count(value).replace("-", "−");
     const text = ks.value(Math.log10(Math.abs(value)));
     return value < 0 ? `−${text}` : text;
   };
@@ -185,8 +186,8 @@
 
   // Ticks for an axis of log10 values of any width: powers of ten, or plain numbers where it spans less than two.
   ks.logTicks = function (range, most) {
-    const decades = range[1] - range[0];
-    if (decades >= 3.5 || most < 4) return ks.powerTicks(range, most);
+    const decades = range[1] - range[0], powers = ks.powerTicks(range, most);
+    if (decades >= 3.5 || (most < 4 && powers.values.length > 1)) return powers;
     const low = 10 ** range[0], high = 10 ** range[1], numbers = [];
     if (decades > 0.6) {
       for (let e = Math.floor(range[0]); e <= range[1]; e++) for (const m of decades > 2 ? [1, 3] : [1, 2, 5]) numbers.push(m * 10 ** e);

@@ -9,8 +9,8 @@ import numpy as np
 from keelscope.analysis.compare import MAX_PROFILES
 from keelscope.diagnosis.report import Comparison, compare
 from keelscope.formatting import decades
-from keelscope_dashboards.asking import Ask, Choice, Option, Page, nothing_chosen
-from keelscope_dashboards.blocks import Axis, Chart, Line, Table
+from keelscope_dashboards.asking import Ask, Choice, Option, Page
+from keelscope_dashboards.blocks import Axis, Chart, Line, Notice, Table
 from keelscope_dashboards.pages.diagnostics import verdict_block
 from keelscope_dashboards.wording import typeset
 
@@ -43,7 +43,7 @@ def _build(ask: Ask) -> Sequence[Block]:
     if len(ready) < 2:
         waiting = any(shown.verdict.headline == "pending" for shown in ask.runs)
         sentence = "The runs are being read." if waiting else "Show at least two runs: the eyes in the run list."
-        return [nothing_chosen(sentence), verdict_block(ask.runs)]
+        return [Notice("Nothing to compare yet", sentence), verdict_block(ask.runs)]
     together = compare([shown.report for shown in ready if shown.report is not None], bins=BINS)
     return [verdict_block(ready), *_charts(ask, ready, together), _totals(ready), _differences(ready)]
 

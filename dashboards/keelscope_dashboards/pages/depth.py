@@ -73,10 +73,9 @@ def _lines(ask: Ask, shown: Shown, key: str, depth: SharedDepth, *, log: bool) -
         profile = profile_at(shown, key, steps[at], linear=not log)
         if profile is None:
             continue
-        for name, places, levels in profile.families():
-            label = " · ".join(part for part in (shown.name, name, f"step {profile.step:,}") if part)
-            x = depth.place(shown.id, places)
-            yield Line(label, shown.slot, x, levels, dash=_DASHES[at], faint=at != "now", run=shown.id)
+        for name, part in profile.families():
+            label = " · ".join(word for word in (shown.name, name, f"step {profile.step:,}") if word)
+            yield depth.line(shown, label, part, dash=_DASHES[at], faint=at != "now")
 
 
 def _doc(shown: Shown, key: str) -> str:

@@ -108,17 +108,17 @@ def _gain_chart(ask: Ask, lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
 def _total_chart(lines: tuple[Line, ...], depth: SharedDepth) -> Chart:
     predicted = any(line.dash == "dashed" for line in lines)
     theory = (
-        "Dashed: what the measured branch power predicts, the sum of ½ log₁₀(1 + v/α²)."
+        "From the output down. Dashed: what the branch power predicts, the sum of ½ log₁₀(1 + v/α²)."
         if predicted
         else "Record the probe sublayers to see what the branch power predicts."
     )
     return Chart(
-        "Product of the gains, from the output down",
+        "Shortcuts only, estimated: product of the gains",
         depth.axis,
         Axis(log=True, span=TOTAL_SPAN),
         lines,
         note=theory,
-        doc="What the shortcut leaves of a gradient that enters at the output.",
+        doc="What the shortcuts leave of a gradient of random direction; the exact one is on the page Paths.",
         levels=(Level(0.0, "nothing lost"),),
         size="medium",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,14 +137,21 @@ def _table(ask: Ask, shown: Shown) -> Table:
     first = next((profile for profile in found if profile is not None), None)
     axis = None if first is None else first.axis
     labels = () if axis is None else axis.labels
-    rows = tuple(
+    every = [
         (label, "" if axis is None else axis.types[i], *(_number(profile, i) for profile in found))
         for i, label in enumerate(labels[:MAX_ROWS])
-    )
-    places = tuple(Place(shown.id, depth=int(first.depth[i])) for i in range(len(rows))) if first is not None else ()
+    ]
+    alike = [list(rows) for _, rows in groupby(range(len(every)), key=lambda i: every[i][1:])]
+    rows = tuple((_span([every[i][0] for i in group]), *every[group[0]][1:]) for group in alike)
+    places = tuple(Place(shown.id, depth=int(first.depth[group[0]])) for group in alike) if first is not None else ()
     head = ("Gate", "Kind", "Value", "Smallest", "Largest", "Saturated", "Gradient")
     note = f"the first {MAX_ROWS} of {len(labels):,}" if len(labels) > MAX_ROWS else ""
     return Table(f"Gates of {shown.name}", head, rows, note, numeric=(2, 3, 4, 5, 6), places=places)
+
+
+def _span(labels: Sequence[str]) -> str:
+    """Neighbours that show the same in every column, in one row."""
+    return labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]} ({len(labels)})"
 
 
 def _number(profile: Profile | None, i: int) -> str:

@@ -13,6 +13,7 @@ from keelscope_dashboards.blocks import Axis, Chart, Dash, Heading, Line, Notice
 from keelscope_dashboards.levels import Kind
 from keelscope_dashboards.panels import series_panel
 from keelscope_dashboards.rows import groups_of, log_fits
+from keelscope_dashboards.wording import typeset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,7 +65,7 @@ def _drawn(ask: Ask, group: str, statistics: Sequence[str], charts: Sequence[Cha
     if not charts:
         return []
     constant = {chart.title: value for chart in charts if (value := _constant(chart)) is not None}
-    said = ", ".join(f"{name} {number(value)}" for name, value in constant.items())
+    said = ", ".join(f"{name} {typeset(number(value))}" for name, value in constant.items())
     heading = _heading(ask, group, statistics, f" · always {said}" if said else "")
     return [heading, *(chart for chart in charts if chart.title not in constant)]
 
@@ -73,7 +74,8 @@ def _constant(chart: Chart) -> float | None:
     """The value that every line of a chart holds on every step; None where there are several."""
     values = np.concatenate([line.y for line in chart.lines])
     known = values[~np.isnan(values)]
-    return float(known[0]) if not chart.y.log and known.size and (known == known[0]).all() else None
+    changed = chart.y.log or any(line.bad is not None and line.bad.size for line in chart.lines)
+    return float(known[0]) if not changed and known.size and (known == known[0]).all() else None
 
 
 def _heading(ask: Ask, group: str, statistics: Sequence[str], more: str) -> Heading:
@@ -98,18 +100,18 @@ def _named(labels: Sequence[str]) -> str:
 
 def _chart(ask: Ask, runs: Sequence[Shown], key: str) -> Chart:
     found = [column for shown in runs for column in _columns(ask, shown, key)]
-    log = log_fits([values for *_, values in found])
+    log = log_fits([values for *_, values, _ in found])
     lines = tuple(
-        Line(label, shown.slot, steps, _log10(values) if log else values, run=shown.id, dash=dash)
-        for shown, label, dash, steps, values in found
+        Line(label, shown.slot, steps, _log10(values) if log else values, bad=bad, run=shown.id, dash=dash)
+        for shown, label, dash, steps, values, bad in found
     )
     return Chart(key.partition("/")[2], Axis("", "step"), Axis(log=log), lines, size="small")
 
 
 def _columns(
     ask: Ask, shown: Shown, key: str
-) -> Iterator[tuple[Shown, str, Dash, NDArray[np.float64], NDArray[np.float64]]]:
-    """What the run recorded at the cursor's depth; the second and further parts of a layer in other dashes."""
+) -> Iterator[tuple[Shown, str, Dash, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
+    """What the run recorded at the cursor's depth, and where it was NaN; further parts of a layer in other dashes."""
     with shown.source.reading() as run:
         if key not in run:
             return
@@ -118,9 +120,10 @@ def _columns(
     for n, entry in enumerate(_entries(axis, ask.depth)):
         tile = shown.source.column(panel, entry)
         values = _column(tile, 0)
-        if not np.isnan(values).all():
-            part = axis.labels[entry]
-            yield shown, f"{shown.name} · {part}", DASHES[min(n, 2)], _middle(tile), values
+        bad = tile.kinds[:, 0] == Kind.NAN
+        if not np.isnan(values).all():  # a statistic that does not apply is NaN throughout
+            steps, label = _middle(tile), f"{shown.name} · {axis.labels[entry]}"
+            yield shown, label, DASHES[min(n, 2)], steps, values, steps[bad]
 
 
 def _entries(axis: LayerAxis, depth: int) -> list[int]:

@@ -45,30 +45,33 @@ def _build(ask: Ask) -> Sequence[Block]:
 
 def _parts(ask: Ask, runs: Sequence[Shown], depth: SharedDepth) -> Chart:
     series = {"shortcut_part": "shortcut", "branch_part": "branch"}
-    note = "Norm of what comes through the shortcut (solid) and through the branch (dashed) of every sub-layer."
+    note = "Norm of the part through the shortcut (solid) and through the branch (dashed), at each sub-layer."
     return _chart("Shortcut and branch", depth, _lines(ask, runs, depth, series), note, ask)
 
 
 def _gradients(ask: Ask, runs: Sequence[Shown], depth: SharedDepth) -> Chart:
-    series = {"input_gradient": "whole gradient", "shortcut_only_gradient": "shortcut alone"}
-    note = "The gradient that arrives (solid) and what would arrive if every branch were cut off (dashed)."
+    series = {"input_gradient": "whole gradient", "shortcut_only_gradient": "shortcuts only, exact"}
+    note = "Norm that arrives (solid), and that would arrive were every branch cut off (dashed): followed exactly."
     return _chart("What reaches each depth", depth, _lines(ask, runs, depth, series), note, ask)
 
 
 def _shortcut(ask: Ask, runs: Sequence[Shown], depth: SharedDepth) -> Chart:
-    """The product of the measured shortcut gains, and of those that the branch power predicts."""
+    """The product of the gains that a gradient without preferred direction meets, and their prediction."""
     lines = []
     for shown in runs:
         gain = profile_at(shown, "sublayers/shortcut_gain", ask.step, linear=True)
         slope = profile_at(shown, "sublayers/predicted_slope", ask.step, linear=True)
         if gain is not None:
             x, left = depth.place(shown.id, gain.depth), cumulative(gain.levels)
-            lines.append(Line(f"{shown.name} · measured", shown.slot, x, left, run=shown.id))
+            lines.append(Line(f"{shown.name} · product of gains", shown.slot, x, left, run=shown.id))
         if slope is not None:
             x, left = depth.place(shown.id, slope.depth), cumulative(10.0**-slope.levels)
             lines.append(Line(f"{shown.name} · predicted", shown.slot, x, left, dash="dashed", run=shown.id))
-    note = "Product of the shortcut gains from the output down; dashed: the sum of ½ log₁₀(1 + v/α²)."
-    return _chart("Gain of the shortcut, accumulated", depth, lines, note, ask, levels=(Level(0.0, "nothing lost"),))
+    note = (
+        "What shortcuts leave of a gradient of random direction: the product of their gains, from the output down. "
+        "Dashed: predicted from the branch power, ½ log₁₀(1 + v/α²) summed."
+    )
+    return _chart("Shortcuts only, estimated", depth, lines, note, ask, levels=(Level(0.0, "nothing lost"),))
 
 
 def _single(ask: Ask, runs: Sequence[Shown], depth: SharedDepth, name: str, title: str, note: str) -> Chart:
@@ -88,9 +91,8 @@ def _lines(
         for dash, (name, label) in zip(_DASHES, series.items(), strict=False):
             profile = profile_at(shown, f"sublayers/{name}", ask.step, linear=linear)
             if profile is not None:
-                x = depth.place(shown.id, profile.depth)
                 text = " · ".join(part for part in (shown.name, label) if part)
-                lines.append(Line(text, shown.slot, x, profile.levels, dash=dash, run=shown.id))
+                lines.append(depth.line(shown, text, profile, dash=dash))
     return lines
 
 

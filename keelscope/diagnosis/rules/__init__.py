@@ -15,7 +15,20 @@ from typing import TYPE_CHECKING, cast
 
 from keelscope import plugins
 from keelscope.diagnosis.finding import Severity
-from keelscope.diagnosis.rules import classic, classic_values, coverage, flow, gates, nonfinite, norms, paths, zeros
+from keelscope.diagnosis.rules import (
+    classic,
+    classic_values,
+    coverage,
+    flow,
+    gates,
+    nonfinite,
+    norms,
+    paths,
+    totals,
+    training,
+    units,
+    zeros,
+)
 from keelscope.errors import PluginWarning, UnknownNameError
 
 if TYPE_CHECKING:
@@ -33,7 +46,10 @@ RULES: tuple[Rule, ...] = (
     *paths.RULES,
     *norms.RULES,
     *gates.RULES,
+    *units.RULES,
     *zeros.RULES,
+    *totals.RULES,
+    *training.RULES,
     *coverage.RULES,
 )
 """The built-in rules, in the order of the report."""
@@ -98,7 +114,7 @@ def _order(finding: Finding) -> tuple[int, int, int]:
     """Sorts by severity, then by cause."""
     if finding.rule.startswith("nonfinite"):
         return -finding.severity, 0, finding.steps[0] if finding.steps is not None else 0
-    stops = finding.severity is Severity.ERROR and finding.rule in ("zero_gradient", "disconnected")
+    stops = finding.severity is Severity.ERROR and finding.rule in ("dead_units", "zero_gradient", "disconnected")
     return -finding.severity, 1 if stops else 2, 0
 
 

@@ -17,10 +17,10 @@ from keelscope.formatting import count
 if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
 
-__all__ = ["RULES", "coverage_gap", "disconnected", "frozen", "never_called", "no_backward"]
+__all__ = ["RULES", "coverage_gap", "disconnected", "frozen", "never_called", "no_backward", "unregistered_parameters"]
 
 _SILENT = frozenset({"observed", "container", "not_selected"})
-_OWN_RULE = frozenset({"frozen", "disconnected", "never_called", "no_backward"})
+_OWN_RULE = frozenset({"unregistered", "unregistered_unused", "frozen", "disconnected", "never_called", "no_backward"})
 
 
 def disconnected(evidence: Evidence) -> Iterator[Finding]:
@@ -119,6 +119,42 @@ def never_called(evidence: Evidence) -> Iterator[Finding]:
         statement = f"The forward pass never ran {name_sites(owners)} ({count(len(paths), 'parameter')})."
         remedy = "Remove it, or call it: it costs memory and does not train."
         yield _listed(evidence, "never_called", statement, owners, number=len(paths), remedy=remedy)
+
+
+def unregistered_parameters(evidence: Evidence) -> Iterator[Finding]:
+    """Trainable tensors that got a gradient and are in no registry, so that no optimizer trains them.
+
+    Formula: leaf tensors with requires_grad in plain attributes, lists, tuples and dictionaries of the modules, and
+    parameters of modules held there, that are neither in parameters() nor in buffers(); coverage status "unregistered".
+    Those without a gradient are only worth knowing: a list may hold a second model on purpose.
+
+    Source: layers in a Python list instead of a ModuleList, the most frequent cause of "the loss does not go down".
+
+    Remedy: ModuleList, ModuleDict, ParameterList, nn.Parameter or register_buffer.
+
+    Args:
+        evidence: a run at one step.
+
+    Yields:
+        At most one finding.
+    """
+    entries = [entry for entry in evidence.run.coverage if entry.status.startswith("unregistered")]
+    used = [entry.path for entry in entries if entry.status == "unregistered"]
+    paths = used or [entry.path for entry in entries]
+    if not paths:
+        return
+    what = "got a gradient but" if used else "require a gradient, got none, and"
+    yield Finding(
+        "unregistered_parameters",
+        Severity.WARNING if used else Severity.INFO,
+        f"{count(len(paths), 'tensor')} ({name_sites(paths)}) {what} "
+        f"{'is' if len(paths) == 1 else 'are'} in no registry: parameters(), state_dict() and .to() pass over them.",
+        sites=tuple(paths),
+        steps=_recent(evidence),
+        value=float(len(paths)),
+        threshold=0.0,
+        remedy="Hold modules in a ModuleList or ModuleDict and tensors in nn.Parameter, ParameterList or a buffer.",
+    )
 
 
 def coverage_gap(evidence: Evidence) -> Iterator[Finding]:
@@ -239,4 +275,4 @@ def _recent(evidence: Evidence) -> tuple[int, int] | None:
     return (int(evidence.steps[0]), int(evidence.steps[-1])) if evidence.steps.size else None
 
 
-RULES = (no_backward, disconnected, frozen, never_called, coverage_gap)
+RULES = (no_backward, disconnected, frozen, never_called, unregistered_parameters, coverage_gap)

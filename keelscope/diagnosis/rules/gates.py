@@ -10,6 +10,7 @@ import numpy as np
 from keelscope.diagnosis.asleep import Sleeper, asleep
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
 from keelscope.diagnosis.gates import Gate, gates_of
+from keelscope.diagnosis.rules.units import flat_activations
 from keelscope.formatting import count, number
 
 if TYPE_CHECKING:
@@ -146,9 +147,10 @@ def gate_closed(evidence: Evidence) -> Iterator[Finding]:
 
 
 def saturated(evidence: Evidence) -> Iterator[Finding]:
-    """Gates at the flat end of their sigmoid, tanh or clamp: they hardly move any more, open or closed.
+    """Gates or activations at the flat end of their sigmoid, tanh, clamp or softmax: hardly any gradient passes.
 
-    Formula: in more than half of the entries the slope of the gate with respect to its logit is < 1e-3.
+    Formula: in more than half of the entries the slope of the gate with respect to its logit is < 1e-3; the same of
+    modules Sigmoid, Tanh, Hardsigmoid and Hardtanh, and of rows of a Softmax whose largest weight is > 0.999.
 
     Source: the half is that of smdebug's SaturatedActivation and AUTOTRAINER; a slope of 1e-3 is a sigmoid beyond
     +-6.9. A raw parameter has slope 1 and cannot saturate.
@@ -159,8 +161,9 @@ def saturated(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding.
+        At most one finding on gates, and one on other activations.
     """
+    yield from flat_activations(evidence)
     shares = {gate.path: gate.values["saturated_fraction"] for gate in gates_of(evidence)}
     limit = evidence.thresholds["saturated"]
     flat = {path: share for path, share in shares.items() if share > limit}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keelscope.diagnosis.finding import Finding, Severity
+from keelscope.diagnosis.finding import Finding, Severity, name_sites
 from keelscope.diagnosis.losses import BadLoss, bad_loss
 from keelscope.diagnosis.nonfinite import NonfiniteHistory, innermost, nonfinite_history, skipped_steps
 from keelscope.formatting import count, number
@@ -51,8 +51,16 @@ def nonfinite_forward(evidence: Evidence) -> Iterator[Finding]:
         f"{count(len(inner), 'module')} hold them on that step.",
         sites=(history.paths[inner[0]],),
         remedy="Look at its operation (log or division near 0, overflow of half precision) and at unwatched modules "
-        "before it (sites='all' watches every one).",
+        f"before it ({_unwatched(evidence)}sites='all' watches every one).",
     )
+
+
+def _unwatched(evidence: Evidence) -> str:
+    """Modules without parts that the selection leaves out, the only ones that can have been passed over."""
+    modules = [entry for entry in evidence.run.coverage if entry.what == "module"]
+    holders = {entry.path.rpartition(".")[0] for entry in modules}
+    left = [entry.path for entry in modules if entry.status == "not_selected" and entry.path not in holders]
+    return f"{name_sites(left)}; " if left else ""
 
 
 def _loss_finding(loss: BadLoss) -> Finding:

@@ -30,7 +30,8 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     """By shortcuts alone the gradient would vanish; only the branches hold it up.
 
     Formula: decades that the gradient at the top of a residual stream loses when it is carried down by shortcuts alone
-    (branches detached), the first two sub-layers left out, > 2. Never a headline: the whole gradient may be flat.
+    (branches detached), the first two sub-layers left out, > 2. Never a headline: the whole gradient may be flat. Not
+    meant is a stream that no gradient passes at all.
 
     Source: shortcut attenuation of Post-LN, Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895; the law
     1/2 log10(1 + v/alpha^2) per sub-layer. Measured on the reference schemes at 64 sub-layers and unit-gain init:
@@ -48,7 +49,9 @@ def shortcut_attenuated(evidence: Evidence) -> Iterator[Finding]:
     """
     paths, limit = paths_of(evidence), evidence.thresholds["shortcut_attenuated"]
     losses = [(_lost(stream), stream) for stream in (paths.streams if paths is not None else ())]
-    losses = [(lost, stream) for lost, stream in losses if lost > limit]
+    gradient = evidence.gradient
+    dead = gradient is not None and gradient.shape.stops  # then branches hold nothing up: `zero_gradient` says why
+    losses = [(lost, stream) for lost, stream in losses if lost > limit and not (dead and np.isinf(lost))]
     if not losses:
         return
     lost, stream = max(losses, key=lambda pair: pair[0])

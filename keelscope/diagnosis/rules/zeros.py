@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from keelscope.diagnosis.asleep import asleep, explains, zero_sites
 from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.diagnosis.units import is_cut_by_units
 from keelscope.formatting import count
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
 
     Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
     missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
-    (see `vanishing`), nor a branch behind a weight of exactly 0 (see `zero_grad_by_init`, `gate_dead`). Biases alone
+    (see `vanishing`), nor a branch behind a weight of exactly 0 (see `zero_grad_by_init`, `gate_dead`), nor a model in
+    which a rectifier puts out nothing but 0 (see `dead_units`). Biases alone
     are only worth knowing: a convolution bias before BatchNorm and a key bias in attention have gradient 0 by
     construction. ERROR when the input end of the main stack, or most of it, is at 0. With a single recorded step the
     severity is INFO if the stack is alive or a weight is 0.
@@ -34,19 +36,22 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        One finding for modules, one for parameters whose module does receive a gradient.
+        One finding for modules and weights, one for biases whose module does receive a gradient.
     """
+    if is_cut_by_units(evidence):
+        return  # one cause, one finding: `dead_units` names these modules
     sleepers = asleep(evidence)
     modules = [path for path in zero_sites(evidence, OUTPUT_GRADIENT) if not explains(sleepers, path)]
-    if modules and not any(p.shape.floored for p in evidence.profiles.values()):
-        last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
-        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{last}."
-        yield _zero_finding(evidence, modules, statement, _module_severity(evidence, modules))
     silent = [path for path in zero_sites(evidence, PARAMETER_GRADIENT) if not explains(sleepers, path)]
     parameters = [path for path in silent if not _inside(path, modules)]
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
     weights = [path for path in parameters if path not in biases]
-    if weights:
+    if modules and not any(p.shape.floored for p in evidence.profiles.values()):
+        also = f", and in {_named(weights, 'parameter')} of others" if weights else ""
+        last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
+        statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{also}{last}."
+        yield _zero_finding(evidence, [*modules, *weights], statement, _module_severity(evidence, modules))
+    elif weights:
         statement = f"The gradient is exactly 0 in {_named(weights, 'parameter')}, in modules that do receive one."
         yield _zero_finding(evidence, weights, statement, Severity.WARNING)
     if biases:

@@ -24,11 +24,11 @@ CLASSIC = {
 """The word that the rules of the set ``classic`` amount to, the first one that holds; else ``level``."""
 
 
-def collect(shift=0):
+def collect(shift=0, *, folder=HERE, files=FILES):
     """Every labelled model, in the order of the files; with seeds moved by `shift`."""
     found = []
-    for file in FILES:
-        scope = runpy.run_path(str(HERE / f"{file}.py"))
+    for file in files:
+        scope = runpy.run_path(str(folder / f"{file}.py"))
         found += [model for value in scope.values() for model in getattr(value, "labelled", ())]
     return [model.at_other_seed(shift) for model in found] if shift else found
 

@@ -251,7 +251,7 @@ def transformer_without_shortcuts(seed):
     healthy=False,
     family="dead branch",
     seeds=(0, 1),
-    findings={"zero_gradient": ["blocks.4.norm", "blocks.4.first", "blocks.4.second.weight"]},
+    findings={"dead_units": ["blocks.4.first"]},
 )
 def dead_branch(seed):
     """All ReLUs of one branch are closed, over 3 steps: the shortcut carries the gradient past, the branch is dead.
