@@ -94,7 +94,8 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
     """
     chosen = {id(watched.module) for watched in plan.modules if watched.site.role != SOUGHT}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
-    parameters = (_parameter(watched, plan, seen) for watched in plan.parameters)
+    latest = {watched.site.path: watched for watched in plan.parameters}  # what was replaced comes before
+    parameters = (_parameter(watched, plan, seen) for watched in latest.values())
     return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
 
 

@@ -149,7 +149,7 @@ def test_coverage_knows_the_step_that_is_not_closed_yet():
         assert watch.run["scalars/loss"].values.tolist() == [1.0]
 
 
-def test_a_parameter_that_was_assigned_anew_is_out_of_sight():
+def test_a_parameter_that_was_assigned_anew_is_followed():
     model = nn.Linear(2, 1)
     with ks.watch(model) as watch:
         for step in range(2):
@@ -157,9 +157,9 @@ def test_a_parameter_that_was_assigned_anew_is_out_of_sight():
             watch.step()
             if step == 0:
                 model.load_state_dict({n: p.clone() for n, p in model.state_dict().items()}, assign=True)
-    entry = next(entry for entry in watch.coverage if entry.path == "weight")
-    assert entry.status == "not_observed"
-    assert "load_state_dict(assign=True)" in entry.reason
+    said = [(entry.path, entry.status) for entry in watch.coverage if entry.what == "parameter"]
+    assert said == [("weight", "observed"), ("bias", "observed")]
+    assert watch.run["parameter_gradients/norm"].of("bias").values.tolist() == [[1.0], [1.0]]
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
