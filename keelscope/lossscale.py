@@ -48,15 +48,15 @@ class LossScale:
             changed: whether gradients were rewritten since backward, as unscaling and clipping do.
         """
         calling = _calling_scaler()
-        if calling is not None:
+        if calling is not None and calling.is_enabled():
             self._scaler = weakref.ref(calling)
-        elif not self._searched and changed():
+        elif calling is None and not self._searched and changed():
             self._searched = True
             self._scaler = _scaler_of(optimizer)
         scaler = self._scaler() if self._scaler else None
         fused = getattr(optimizer, "grad_scale", None)
         self.in_step = isinstance(fused, Tensor)
-        scale = fused if isinstance(fused, Tensor) else getattr(scaler, "_scale", None)  # one turned off has none
+        scale = fused if isinstance(fused, Tensor) else getattr(scaler, "_scale", None)
         if scale is not None and self._current is None:
             self._current = scale.detach().clone()
         overflow = getattr(optimizer, "found_inf", None)  # of a fused optimizer, which is called all the same
