@@ -64,8 +64,16 @@ def whole(name: str, mode: str) -> dict[str, float]:
             times = [_cpu(training.step) for _ in range(steps)]
     middle = statistics.median(times[2:])
     recorded = times[10] if mode == "every=10" else middle  # steps 0 and 10 are recorded; 0 also looks at the graph
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = _peak_kilobytes() / 1024
     return {"step": middle, "mean": (9 * middle + recorded) / 10, "peak_mb": peak, "first": times[0]}
+
+
+def _peak_kilobytes() -> int:
+    """Largest resident memory of this process; what getrusage says includes that of the parent."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _cpu(step: Callable[[], None]) -> float:
