@@ -11,7 +11,7 @@ from torch import nn
 
 from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 
-__all__ = ["Tree", "merged"]
+__all__ = ["Tree", "left", "merged"]
 
 _Entry = tuple[nn.Module, list[object]]
 """A module; its children, and the identities of its parameters, which compare entry by entry."""
@@ -67,6 +67,20 @@ def merged(plan: SitePlan, fresh: SitePlan) -> SitePlan:
         parameters=(*parameters, *(w for w in fresh.parameters if (w.site.path, id(w.parameter)) not in owned)),
         stacks=plan.stacks,
     )
+
+
+def left(plan: SitePlan, grown: SitePlan) -> list[int]:
+    """Indices of modules that are no longer at their path, though they may live on under another one.
+
+    Args:
+        plan: as it was.
+        grown: what it has become.
+
+    Returns:
+        Rising.
+    """
+    pairs = zip(plan.modules, grown.modules, strict=False)
+    return [i for i, (was, now) in enumerate(pairs) if was.module is not now.module]
 
 
 def _gone(watched: WatchedParameter) -> WatchedParameter:

@@ -185,7 +185,7 @@ def _gradientless(
     """Why a trainable parameter has no gradient although a backward pass ran."""
     path = watched.site.path.rpartition(".")[0]
     line = [module for name, module in everything if path == name or path.startswith(f"{name}.") or not name]
-    idle = bool(seen.ran) and not any(id(module) in seen.ran for module in line[-2:])  # its own, and who might use it
+    idle = bool(seen.ran) and id(watched.owner) not in seen.ran
     if id(watched.owner) not in seen.called and (idle or not any(id(module) in seen.called for module in line[1:])):
         return "never_called", "Its module did not run on the recorded steps."
     return "disconnected", "Its module ran, but the loss does not depend on the parameter through the graph."

@@ -72,8 +72,7 @@ class ModuleHooks:
         self.on_gradient: Callable[[], None] = _nothing
         """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
-        """Whether forwards without gradient are recorded: not those of validation, once training is known to have none
-        that a checkpointed region repeats."""
+        """Whether forwards without gradient are recorded: those of checkpointed regions, none of validation."""
         self.missed = False
         """Whether a region repeated a call that was not recorded."""
         self.seconds = 0.0
@@ -128,6 +127,13 @@ class ModuleHooks:
         if self.attached:
             self._attach_to(len(self._modules) - 1, watched.module, self._handles)
             self._attach_before()
+
+    def forget(self, site: int) -> None:
+        """Watch no module at this site any more."""
+        module, placement = self._modules[site](), self._placed.pop(site, None)
+        if module is not None and placement is not None:
+            placement.take(module)
+        self._modules[site] = weakref.ref(nn.Identity())  # of an object that is gone
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from keelscope.axes import lay_axes, longer, usable
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
-from keelscope.changes import Tree, merged
+from keelscope.changes import Tree, left, merged
 from keelscope.compiled import Eager
 from keelscope.containment import contained, warn_once
 from keelscope.coverage import coverage_table
@@ -41,7 +41,7 @@ from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
-from keelscope.topology import LiveGate, LiveGraph, LiveOutput, Topology
+from keelscope.topology import LiveGate, LiveOutput, Topology
 
 __all__ = ["Recorder"]
 
@@ -78,7 +78,7 @@ class Recorder:
         self.look = Look(model)
         self._paths = dict(self.plan.everything)
         self.residuals = ResidualHooks(self._paths, self.probes)
-        self.look.on_read = self._observe_residuals
+        self.look.on_read = lambda topology, live: self.residuals.observe(topology, live, self.current.board)
         self.gates = GateHooks(self.plan, self.probes, self._record_for)
         self.look.on_gates = self._observe_gates
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
@@ -130,6 +130,8 @@ class Recorder:
         old, self.plan = self.plan, merged(self.plan, self._draw())
         self._paths.clear()
         self._paths |= dict(self.plan.everything)
+        for site in left(old, self.plan):
+            self.modules.forget(site)
         for new in self.plan.modules[len(old.modules) :]:
             self.modules.add(new, [probe for probe in self.probes if fits_site(probe, new.module, new.site.role)])
         self.parameters.detach()
@@ -180,6 +182,11 @@ class Recorder:
     def still_accumulating(self) -> bool:
         """Whether the gradients of the last backward pass still wait for more, or for those of other ranks."""
         return self.parameters.still_accumulating() or is_awaiting_sync(self._sharded)
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a closed row had a gradient."""
+        return bool(self._sightings.parameters or self._sightings.with_gradient)
 
     def discard(self) -> None:
         """Begin the step anew: the gradients of its passes were cleared unused, as where a scaler skips a step."""
@@ -248,9 +255,6 @@ class Recorder:
     def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput]) -> None:
         self.gates.observe(topology, live, self.current.board)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-
-    def _observe_residuals(self, topology: Topology, live: LiveGraph) -> None:
-        self.residuals.observe(topology, live, self.current.board)
 
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What the recorded steps have shown of every module and parameter."""

@@ -241,7 +241,8 @@ class Watch:
     def _finish(self, *, keep_open_row: bool) -> None:
         open_row = self._recorder.current
         evaluated = self._clock.untouched and open_row.has_calls  # a model that only runs forward
-        worth = keep_open_row and (open_row.saw_backward or open_row.saw_forward or evaluated)
+        alone = (open_row.saw_forward or evaluated) and not self._recorder.has_trained  # else half a step of training
+        worth = keep_open_row and (open_row.saw_backward or alone)
         if self._recording and (self._complete or worth):
             self._close_row()
 

@@ -190,6 +190,11 @@ static PyObject *hookable(PyObject *tensor, const Place *place, PyObject *args, 
     return base;
 }
 
+/* An error of ours is none of the user's; an interrupt is. */
+static void forgive(void) {
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
+}
+
 /* As keelscope.leaves.hook_gradient, for tensors without hooks. */
 static int put_hook(PyObject *tensor, PyObject *hook, PyObject *breaks) {
     PyObject *node = node_of(tensor), *there = PyObject_GetAttr(tensor, known.hooks);
@@ -202,7 +207,7 @@ static int put_hook(PyObject *tensor, PyObject *hook, PyObject *breaks) {
             done = PyObject_CallMethodObjArgs(node, known.register_hooks, tensor, NULL);
             is_put = done != NULL;
             told = is_put ? PyObject_CallMethodObjArgs(breaks, known.passed, node, NULL) : NULL;
-            if (is_put && told == NULL) PyErr_Clear();
+            if (is_put && told == NULL) forgive();
         }
     }
     Py_XDECREF(told);
@@ -236,7 +241,7 @@ static int look(Page *page, Py_ssize_t site, PyObject *const *call) {
         PyObject *target = hookable(output, &place, call[2], call[3]);
         const int is_put = target != NULL && put_arrival(page, site, target, output);
         Py_XDECREF(target);
-        if (!is_put) return 0;
+        if (!is_put || PyErr_Occurred()) return 0;
     }
     page->seen[site] |= CALLED;
     const int has_tokens = of_output & 1 << LATE_TOKENS && sizes_of(output, shape);
@@ -258,7 +263,8 @@ static PyObject *page_look(PyObject *object, PyObject *const *arguments, Py_ssiz
     }
     const double start = now();
     const int done = look(page, site, arguments);
-    if (PyErr_Occurred()) PyErr_Clear();
+    forgive();
+    if (PyErr_Occurred()) return NULL;
     if (done) page->seconds += now() - start;
     return PyBool_FromLong(done);
 }

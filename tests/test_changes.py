@@ -185,3 +185,20 @@ def test_what_stays_keeps_its_index_and_what_went_is_let_go_of():
     assert [w.site.path for w in grown.modules[: len(plan.modules)]] == [w.site.path for w in plan.modules]
     assert [w.site.path for w in grown.modules[len(plan.modules) :]] == ["body", "body.base", "body.down", "body.up"]
     assert type(grown.modules[[w.site.path for w in plan.modules].index("body")].module) is nn.Identity
+
+
+def test_a_module_that_moves_into_another_leaves_its_column():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3)))
+    with ks.watch(model, sites="all") as watch:
+        for step in range(4):
+            if step == 2:
+                model[1] = nn.Sequential(model[1], nn.Tanh())
+            model(torch.ones(2, 4)).square().sum().backward()
+            model.zero_grad()
+            watch.step()
+    inner, outer = (watch.run["outputs/rms"].of(path).values for path in ("1.0", "1"))
+    assert np.isnan(inner[:2]).all()
+    assert np.isfinite(inner[2:]).all()
+    assert np.isfinite(outer).all()
+    assert (np.abs(outer[2:] - inner[2:]) > 1e-3).all(), "tanh changes what comes out of the path"

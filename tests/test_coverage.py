@@ -191,4 +191,4 @@ def test_what_did_not_run_inside_a_module_that_ran_was_never_called():
     said = {entry.path: entry.status for entry in watch.coverage if entry.what == "parameter"}
     assert said["0.experts.0.0.weight"] == "never_called"
     assert said["0.experts.1.0.weight"] == "observed"
-    assert said["0.held.weight"] == "disconnected"
+    assert said["0.held.weight"] == "never_called"  # used, but not as a module, and in vain

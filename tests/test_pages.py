@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -252,3 +253,18 @@ def test_gradients_that_the_kernel_hands_on_count_as_arrived():
             model[step](torch.ones(2, 3)).sum().backward()  # of a sum: not contiguous
             watch.step()
     assert {entry.path: entry.status for entry in watch.coverage if entry.path == "1"} == {"1": "observed"}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interrupt_inside_a_hook_reaches_the_user_and_a_fault_of_ours_does_not(error, monkeypatch):
+    def passed(*_):
+        raise error
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
+    with ks.watch(model) as watch:
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            watch.step()
+        monkeypatch.setattr(Breaks, "passed", passed)
+        with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
+            model(torch.ones(2, 3)).sum().backward()

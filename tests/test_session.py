@@ -1113,3 +1113,16 @@ def test_calls_know_in_which_dtype_outputs_came():
             "1": ["bfloat16"],
             "": ["bfloat16"],
         }
+
+
+def test_a_forward_after_the_last_step_is_no_row_of_training():
+    model = mlp()
+    optimizer = sgd(model)
+    watch = ks.watch(model, optimizer=optimizer)
+    for step in range(3):
+        model(batch(step)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model(batch(3))
+    watch.close()
+    assert watch.run.steps.tolist() == [0, 1, 2]

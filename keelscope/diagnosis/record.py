@@ -107,6 +107,9 @@ class Diagnosis:
     def explanation(self) -> str:
         """Why the profile is what it is: shortcut path, total gradient, largest cause; empty where it is not known."""
         why = "" if self.paths is None or self.headline == "dead" else explanation(self.paths)
+        earlier = self.paths is not None and self.paths.step not in (-1, self.step)
+        if why and earlier and self.paths is not None:
+            why = f"At step {self.paths.step}, the last one with paths: {why[0].lower()}{why[1:]}"
         return " ".join(part for part in (self._caveat(), why) if part)
 
     def _caveat(self) -> str:
