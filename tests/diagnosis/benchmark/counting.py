@@ -1,6 +1,6 @@
 """Verdicts on models that were labelled without a look at any: each is judged once, and what is wrong is counted.
 
-A set of such models is a folder of builders; `test_unseen.py` and `test_fresh.py` each count one.
+A set of such models is a folder of builders; `test_unseen.py` counts two.
 """
 
 from __future__ import annotations
