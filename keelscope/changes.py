@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from keelscope import kernel
 from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 
 __all__ = ["Tree", "left", "merged"]
@@ -36,8 +37,11 @@ class Tree:
         Returns:
             The answer.
         """
-        # one list, no calls: asked at every recorded step, of every module
-        if not any([[*m._modules.values(), *map(id, m._parameters.values())] != known for m, known in self._known]):  # noqa: C419
+        changed = kernel.tree_changed(self._known)
+        if changed is None:  # one list, no calls: asked at every recorded step, of every module
+            known = self._known
+            changed = any([[*m._modules.values(), *map(id, m._parameters.values())] != held for m, held in known])  # noqa: C419
+        if not changed:
             return False
         self._known = _entries(model)
         return True

@@ -38,6 +38,7 @@ __all__ = [
     "page",
     "passes",
     "program",
+    "tree_changed",
 ]
 
 SWITCH = "KEELSCOPE_KERNEL"
@@ -74,7 +75,8 @@ def _load() -> Any:
     try:
         native = importlib.import_module("keelscope._kernel")
         dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-        native.prepare(Tensor, torch.nn.Parameter, torch.strided, *dtypes)
+        exchange = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        native.prepare(Tensor, torch.nn.Parameter, torch.strided, exchange, *dtypes)
         native.prepare_hooks(
             torch.is_grad_enabled,
             torch._C._current_graph_task_id,
@@ -213,3 +215,15 @@ def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]])
         The note; None without the compiled kernel.
     """
     return None if _native is None else _native.Passes(owner, parameters)
+
+
+def tree_changed(entries: list[tuple[nn.Module, list[object]]]) -> bool | None:
+    """Whether modules or parameters of a model came, went or were replaced.
+
+    Args:
+        entries: of each module: itself, and its children followed by the identities of its parameters.
+
+    Returns:
+        The answer; None where only Python can tell.
+    """
+    return None if _native is None else _native.tree_changed(entries)

@@ -165,9 +165,9 @@ class ParameterHooks:
 
     def _stepping(self, owned: list[int]) -> tuple[list[int], list[Tensor]]:
         """An optimizer uses the gradients that there are."""
-        held = (self._parameters[i]() for i in owned)
-        self.has_stepped = self.has_stepped or any(p is not None and p.grad is not None for p in held)
-        return self._passes.stepping(owned)
+        indices, gradients, has_any = self._passes.stepping(owned)
+        self.has_stepped |= has_any
+        return indices, gradients
 
     def _hook(self, parameter: nn.Parameter) -> None:
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)

@@ -71,24 +71,25 @@ class SlowPasses:
                 self._states[i] = _state(parameter)
         return reached, running, gradients
 
-    def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor]]:
+    def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.
 
         Args:
             indices: of the parameters.
 
         Returns:
-            Indices and gradients of those that no pass has shown.
+            Indices and gradients of those that no pass has shown; whether any has a gradient.
         """
-        unseen, gradients = [], []
+        unseen, gradients, has_any = [], [], False
         for i in indices:
             parameter = self._parameters[i]()
             if parameter is not None and parameter.grad is not None:
+                has_any = True
                 if i not in self._stepped and i not in self._states:
                     unseen.append(i)
                     gradients.append(parameter.grad)
                 self._stepped.add(i)
-        return unseen, gradients
+        return unseen, gradients, has_any
 
     def rewritten(self, indices: list[int]) -> bool:
         """Whether a gradient of these was replaced or written in place since the last pass: unscaled or clipped."""

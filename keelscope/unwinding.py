@@ -22,8 +22,6 @@ __all__ = ["Breaks", "give_up_dead", "unwind"]
 _KEY = "keelscope: nodes behind this one"
 _UNOWNED = 2  # references of a node that only this module knows: its variable and the argument of getrefcount
 
-_DISTANCE = 61  # a prime: whatever a model repeats, each place of it has its turn
-
 _dead: deque[list[Node]] = deque()
 
 
@@ -59,17 +57,24 @@ def unwind(nodes: Sequence[Node], tops: Iterable[Node]) -> None:
 class Breaks:
     """Breaks in the graphs of one model, from hook to hook."""
 
+    distance = 61
+    """Hooks from one break to the next; a prime: whatever a model repeats, each place of it has its turn."""
+
     def __init__(self) -> None:
         self._count = 0
 
     def passed(self, node: Node) -> None:
         """A hook was put on the tensor of this node."""
         self._count += 1
-        if self._count == _DISTANCE:
+        if self._count == self.distance:
             self._count = 0
-            behind = [below for below, _ in node.next_functions if below is not None]
-            if behind:
-                _hang(behind, [node])
+            self.cut(node)
+
+    def cut(self, node: Node) -> None:
+        """Let a node keep those behind it; the kernel calls it at every so-many-th tensor that it hooks."""
+        behind = [below for below, _ in node.next_functions if below is not None]
+        if behind:
+            _hang(behind, [node])
 
 
 def give_up_dead() -> None:

@@ -19,11 +19,12 @@ typedef struct {
     PyObject_HEAD
     PyObject *modules; /* weak references */
     PyObject *owner;   /* weak reference to the object with _first_arrives() and _another_arrives(site, gradient, shape) */
-    PyObject *breaks;  /* keelscope.unwinding.Breaks: its passed(node) is told of every node that is looked at */
+    PyObject *breaks;  /* keelscope.unwinding.Breaks: its cut(node) is called at some of the nodes that get a hook */
     Py_ssize_t sites;
     unsigned char *duties, *seen;
     double *terms, seconds;
     int is_armed, is_open, is_reached;
+    long passed, distance; /* nodes that got a hook since the last that was shown; from one to the next */
 } Page;
 
 typedef struct {
@@ -60,7 +61,7 @@ static PyTypeObject *arrival_type, *mark_type;
 static struct {
     PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
     PyObject *base, *grad_fn, *hooks, *register_hooks, *requires_grad, *grad, *version; /* names */
-    PyObject *first, *another, *begins, *passed;                                        /* names of methods */
+    PyObject *first, *another, *begins, *cut, *distance;                                /* names of methods */
 } known;
 
 static double now(void) {
@@ -99,9 +100,12 @@ static PyObject *page_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->duties = PyMem_Malloc((size_t)sites + 1);
     self->seen = PyMem_Calloc((size_t)sites + 1, 1);
     self->is_open = 1;
-    if (self->terms == NULL || self->duties == NULL || self->seen == NULL) {
+    PyObject *distance = PyObject_GetAttr(breaks, known.distance);
+    self->distance = distance == NULL ? -1 : PyLong_AsLong(distance);
+    Py_XDECREF(distance);
+    if (self->terms == NULL || self->duties == NULL || self->seen == NULL || PyErr_Occurred()) {
         Py_DECREF(self);
-        return PyErr_NoMemory();
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
     }
     memcpy(self->duties, duties, (size_t)sites);
     return (PyObject *)self;
@@ -195,10 +199,19 @@ static void forgive(void) {
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
 }
 
+/* Every so-many-th node that gets a hook is shown to keelscope.unwinding.Breaks. */
+static void show_node(Page *page, PyObject *node) {
+    if (++page->passed < page->distance) return;
+    page->passed = 0;
+    PyObject *told = PyObject_CallMethodObjArgs(page->breaks, known.cut, node, NULL);
+    if (told == NULL) forgive();
+    Py_XDECREF(told);
+}
+
 /* As keelscope.leaves.hook_gradient, for tensors without hooks. */
-static int put_hook(PyObject *tensor, PyObject *hook, PyObject *breaks) {
+static int put_hook(PyObject *tensor, PyObject *hook, Page *page) {
     PyObject *node = node_of(tensor), *there = PyObject_GetAttr(tensor, known.hooks);
-    PyObject *hooks = NULL, *done = NULL, *told = NULL;
+    PyObject *hooks = NULL, *done = NULL;
     int is_put = 0;
     if (node != NULL && there == Py_None && (PyObject *)Py_TYPE(tensor) == torch.tensor) {
         hooks = PyObject_CallNoArgs(known.ordered);
@@ -206,11 +219,9 @@ static int put_hook(PyObject *tensor, PyObject *hook, PyObject *breaks) {
             PyObject_SetAttr(tensor, known.hooks, hooks) == 0) {
             done = PyObject_CallMethodObjArgs(node, known.register_hooks, tensor, NULL);
             is_put = done != NULL;
-            told = is_put ? PyObject_CallMethodObjArgs(breaks, known.passed, node, NULL) : NULL;
-            if (is_put && told == NULL) forgive();
+            if (is_put) show_node(page, node);
         }
     }
-    Py_XDECREF(told);
     Py_XDECREF(done);
     Py_XDECREF(hooks);
     Py_XDECREF(there);
@@ -224,7 +235,7 @@ static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, PyObject *
     hook->page = (Page *)Py_NewRef((PyObject *)page);
     hook->site = site;
     hook->has_tokens = sizes_of(output, hook->shape);
-    const int is_put = put_hook(target, (PyObject *)hook, page->breaks);
+    const int is_put = put_hook(target, (PyObject *)hook, page);
     Py_DECREF((PyObject *)hook);
     return is_put;
 }
@@ -481,17 +492,19 @@ static PyObject *passes_take(PyObject *object, PyObject *none) {
     return found;
 }
 
-/* stepping(indices) -> indices, gradients of those that have one and were not noted since the step began */
+/* stepping(indices) -> indices, gradients of those that have one and were not noted since the step began; and whether
+   any has one */
 static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
     Passes *self = (Passes *)object;
     PyObject *indices = PyList_New(0), *gradients = PyList_New(0);
-    int failed = indices == NULL || gradients == NULL || !PyList_Check(argument);
+    int has_any = 0, failed = indices == NULL || gradients == NULL || !PyList_Check(argument);
     for (Py_ssize_t k = 0; !failed && k < PyList_Size(argument); k++) {
         const Py_ssize_t i = PyLong_AsSsize_t(PyList_GetItem(argument, k));
         PyObject *parameter = i < 0 || i >= self->size ? NULL : parameter_of(self, i);
         PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
         if (gradient != NULL && gradient != Py_None) {
             Standing *standing = &self->standings[i];
+            has_any = 1;
             if (!standing->is_stepped && !standing->is_noted) failed = add_pair(indices, gradients, i, gradient) < 0;
             standing->is_stepped = 1;
         }
@@ -500,7 +513,7 @@ static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
         failed |= PyErr_Occurred() != NULL;
     }
     if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "stepping() takes a list of indices");
-    PyObject *found = failed ? NULL : PyTuple_Pack(2, indices, gradients);
+    PyObject *found = failed ? NULL : PyTuple_Pack(3, indices, gradients, has_any ? Py_True : Py_False);
     Py_XDECREF(indices);
     Py_XDECREF(gradients);
     return found;
@@ -557,7 +570,7 @@ static PyMethodDef PASSES_METHODS[] = {
     {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
     {"mark", passes_mark, METH_O, "mark(index) -> a hook on a parameter that notes it"},
     {"take", passes_take, METH_NOARGS, "take() -> reached since the last time; indices and gradients of those that run"},
-    {"stepping", passes_stepping, METH_O, "stepping(indices) -> indices and gradients of those not noted before"},
+    {"stepping", passes_stepping, METH_O, "stepping(indices) -> indices and gradients of those not noted; whether any has one"},
     {"rewritten", passes_rewritten, METH_O, "rewritten(indices) -> whether one has changed since it was noted"},
     {"untouched", passes_untouched, METH_NOARGS, "untouched() -> whether the first noted gradient is as it was"},
     {NULL, NULL, 0, NULL},
@@ -627,7 +640,8 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     known.version = PyUnicode_InternFromString("_version");
     known.first = PyUnicode_InternFromString("_first_arrives");
     known.another = PyUnicode_InternFromString("_another_arrives");
-    known.passed = PyUnicode_InternFromString("passed");
+    known.cut = PyUnicode_InternFromString("cut");
+    known.distance = PyUnicode_InternFromString("distance");
     known.begins = PyUnicode_InternFromString("_backward_begins");
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

@@ -1,6 +1,6 @@
 /* One pass over a tensor in host memory: what keelscope.statistics takes from it with torch operations, without them.
 
-   Asks tensors through Python where they lie: no torch headers, the stable ABI, so that one build serves every torch.
+   places.c asks tensors where they lie: no torch headers, the stable ABI, so that one build serves every torch.
    Sums are double, centred on the first entry of each block and joined as Chan, Golub and LeVeque (1979) join them.
    A block is read twice while it lies in the first cache: an integer scan of the bit patterns for the largest
    magnitude, zeros and non-finite entries, then the moments; each loop alone is one that compilers vectorise. */
@@ -8,6 +8,7 @@
 #include "kernel.h"
 
 #define BLOCK 1024 /* counts of a block fit into 16 bits */
+#define LANES 16   /* sums side by side, so that no addition waits for the one before */
 
 static inline double of_f64(uint64_t bits) {
     double value;
@@ -36,8 +37,8 @@ static inline double of_f16(uint16_t bits) {
 }
 
 /* BITS: type of the bit pattern; INT: signed type of the same width; INF: pattern of infinity;
-   FINITE, ANY: pattern to double, for finite and for all entries. */
-#define KERNELS(NAME, BITS, INT, INF, FINITE, ANY)                                                                    \
+   FINITE, ANY: pattern to double, for finite and for all entries; SCANNED: whether they differ. */
+#define KERNELS(NAME, BITS, INT, INF, FINITE, ANY, SCANNED)                                                           \
     FOR_EACH_PROCESSOR                                                                                                \
     static void moments_##NAME(const void *address, size_t count, Moments *found) {                                   \
         const BITS *entries = address;                                                                                \
@@ -59,12 +60,24 @@ static inline double of_f16(uint16_t bits) {
             nonfinite += bad;                                                                                         \
             if (nonfinite > 0) continue;                                                                              \
             const double shift = FINITE(block[0]), joint = (double)(start + (size_t)size);                            \
-            double sum = 0, squares = 0;                                                                              \
-            _Pragma("omp simd reduction(+ : sum, squares)")                                                           \
-            for (int i = 0; i < size; i++) {                                                                          \
+            double sums[LANES] = {0}, powers[LANES] = {0}, sum = 0, squares = 0;                                      \
+            int i = 0;                                                                                                \
+            for (; i + LANES <= size; i += LANES) {                                                                   \
+                _Pragma("omp simd")                                                                                   \
+                for (int lane = 0; lane < LANES; lane++) {                                                            \
+                    const double centred = FINITE(block[i + lane]) - shift;                                           \
+                    sums[lane] += centred;                                                                            \
+                    powers[lane] += centred * centred;                                                                \
+                }                                                                                                     \
+            }                                                                                                         \
+            for (; i < size; i++) {                                                                                   \
                 const double centred = FINITE(block[i]) - shift;                                                      \
                 sum += centred;                                                                                       \
                 squares += centred * centred;                                                                         \
+            }                                                                                                         \
+            for (int lane = 0; lane < LANES; lane++) {                                                                \
+                sum += sums[lane];                                                                                    \
+                squares += powers[lane];                                                                              \
             }                                                                                                         \
             const double gap = shift + sum / size - mean, spread = squares - sum * (sum / size);                      \
             mean += gap * (size / joint);                                                                             \
@@ -79,78 +92,50 @@ static inline double of_f16(uint16_t bits) {
         *found = (Moments){(double)count, mean, m2, ANY((BITS)peak), zeros, nonfinite};                               \
     }                                                                                                                 \
     FOR_EACH_PROCESSOR                                                                                                \
+    static INT top_##NAME(const BITS *entries, size_t count) {                                                        \
+        INT top = 0;                                                                                                  \
+        _Pragma("omp simd reduction(max : top)")                                                                      \
+        for (size_t i = 0; i < count; i++) {                                                                          \
+            const INT magnitude = (INT)(entries[i] & (BITS)~((BITS)1 << (8 * sizeof(BITS) - 1)));                     \
+            top = magnitude > top ? magnitude : top;                                                                  \
+        }                                                                                                             \
+        return top;                                                                                                   \
+    }                                                                                                                 \
+    FOR_EACH_PROCESSOR                                                                                                \
     static double squares_##NAME(const void *address, size_t count) {                                                 \
         const BITS *entries = address;                                                                                \
-        double squares = 0;                                                                                           \
-        _Pragma("omp simd reduction(+ : squares)")                                                                    \
-        for (size_t i = 0; i < count; i++) {                                                                          \
+        double powers[LANES] = {0}, squares = 0;                                                                      \
+        size_t i = 0;                                                                                                 \
+        for (size_t end = 0; i + LANES <= count; i = end) {                                                           \
+            end = (count - i < BLOCK ? count : i + BLOCK) / LANES * LANES;                                            \
+            if (SCANNED && top_##NAME(entries + i, end - i) >= (INT)(INF)) break;                                     \
+            for (; i < end; i += LANES) {                                                                             \
+                _Pragma("omp simd")                                                                                   \
+                for (int lane = 0; lane < LANES; lane++) {                                                            \
+                    const double value = FINITE(entries[i + lane]);                                                   \
+                    powers[lane] += value * value;                                                                    \
+                }                                                                                                     \
+            }                                                                                                         \
+        }                                                                                                             \
+        for (; i < count; i++) {                                                                                      \
             const double value = ANY(entries[i]);                                                                     \
             squares += value * value;                                                                                 \
         }                                                                                                             \
+        for (int lane = 0; lane < LANES; lane++) squares += powers[lane];                                             \
         return squares;                                                                                               \
     }
 
-KERNELS(f32, uint32_t, int32_t, 0x7F800000, of_f32, of_f32)
-KERNELS(f64, uint64_t, int64_t, 0x7FF0000000000000, of_f64, of_f64)
-KERNELS(bf16, uint16_t, int16_t, 0x7F80, of_bf16, of_bf16)
-KERNELS(f16, uint16_t, int16_t, 0x7C00, of_finite_f16, of_f16)
+KERNELS(f32, uint32_t, int32_t, 0x7F800000, of_f32, of_f32, 0)
+KERNELS(f64, uint64_t, int64_t, 0x7FF0000000000000, of_f64, of_f64, 0)
+KERNELS(bf16, uint16_t, int16_t, 0x7F80, of_bf16, of_bf16, 0)
+KERNELS(f16, uint16_t, int16_t, 0x7C00, of_finite_f16, of_f16, 1)
 
-static const Kind kinds[KINDS] = {
+const Kind kinds[KINDS] = {
     {4, moments_f32, squares_f32},
     {8, moments_f64, squares_f64},
     {2, moments_bf16, squares_bf16},
     {2, moments_f16, squares_f16},
 };
-
-Torch torch;
-
-int is_true(PyObject *owned) {
-    const int yes = owned == Py_True;
-    Py_XDECREF(owned);
-    return yes;
-}
-
-size_t as_size(PyObject *owned) {
-    const size_t size = owned == NULL ? (size_t)-1 : PyLong_AsSize_t(owned);
-    Py_XDECREF(owned);
-    return size;
-}
-
-static const Kind *kind_of(PyObject *tensor) {
-    PyObject *dtype = PyObject_GetAttr(tensor, torch.dtype);
-    const Kind *kind = NULL;
-    for (int i = 0; dtype != NULL && i < KINDS; i++) {
-        if (dtype == torch.dtypes[i]) kind = &kinds[i];
-    }
-    Py_XDECREF(dtype);
-    return kind;
-}
-
-int find(PyObject *tensor, Place *place) {
-    const PyObject *type = (PyObject *)Py_TYPE(tensor);
-    if (torch.tensor == NULL || (type != torch.tensor && type != torch.parameter)) return 0;
-    PyObject *layout = PyObject_GetAttr(tensor, torch.layout);
-    Py_XDECREF(layout);
-    if (layout != torch.strided || !is_true(PyObject_GetAttr(tensor, torch.is_cpu))) return 0;
-    place->kind = kind_of(tensor);
-    if (place->kind == NULL || !is_true(PyObject_CallFunctionObjArgs(torch.is_contiguous, tensor, NULL))) return 0;
-    PyObject *negated = PyObject_CallFunctionObjArgs(torch.is_neg, tensor, NULL);
-    if (negated == NULL || is_true(negated)) return 0;
-    place->count = as_size(PyObject_CallFunctionObjArgs(torch.numel, tensor, NULL));
-    if (place->count == (size_t)-1) return 0;
-    const size_t address = as_size(PyObject_CallFunctionObjArgs(torch.data_ptr, tensor, NULL));
-    if (address == (size_t)-1 || (address == 0 && place->count > 0)) return 0;
-    place->address = (const char *)address;
-    return 1;
-}
-
-int sizes_of(PyObject *tensor, size_t *shape) {
-    PyObject *sizes = PyObject_GetAttr(tensor, torch.shape);
-    const int is_known = sizes != NULL && PyTuple_Size(sizes) == 3;
-    for (int i = 0; is_known && i < 3; i++) shape[i] = PyLong_AsSize_t(PyTuple_GetItem(sizes, i));
-    Py_XDECREF(sizes);
-    return is_known;
-}
 
 /* Over the later half of positions: sum of log10 of norms, tokens with a norm above 0, tokens at 0. */
 static void late_norms(const Place *place, const size_t *shape, double *found) {
@@ -294,29 +279,6 @@ static PyObject *pack_all(PyObject *module, PyObject *const *arguments, Py_ssize
     return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;
 }
 
-/* prepare(torch.Tensor, torch.nn.Parameter, torch.strided, torch.float32, float64, bfloat16, float16) */
-static PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    (void)module;
-    if (given != 7) {
-        PyErr_Format(PyExc_TypeError, "expected 7 arguments, got %zd", given);
-        return NULL;
-    }
-    torch.is_contiguous = PyObject_GetAttrString(arguments[0], "is_contiguous");
-    torch.is_neg = PyObject_GetAttrString(arguments[0], "is_neg");
-    torch.numel = PyObject_GetAttrString(arguments[0], "numel");
-    torch.data_ptr = PyObject_GetAttrString(arguments[0], "data_ptr");
-    torch.layout = PyUnicode_InternFromString("layout");
-    torch.is_cpu = PyUnicode_InternFromString("is_cpu");
-    torch.dtype = PyUnicode_InternFromString("dtype");
-    torch.shape = PyUnicode_InternFromString("shape");
-    if (PyErr_Occurred()) return NULL;
-    torch.parameter = Py_NewRef(arguments[1]);
-    torch.strided = Py_NewRef(arguments[2]);
-    for (int i = 0; i < 4; i++) torch.dtypes[i] = Py_NewRef(arguments[3 + i]);
-    torch.tensor = Py_NewRef(arguments[0]);
-    Py_RETURN_NONE;
-}
-
 static PyMethodDef METHODS[] = {
     {"prepare", (PyCFunction)(void (*)(void))prepare, METH_FASTCALL, "Say what tensors are recognised by."},
     {"prepare_hooks", (PyCFunction)(void (*)(void))prepare_hooks, METH_FASTCALL, "Say what hooks ask torch with."},
@@ -328,6 +290,7 @@ static PyMethodDef METHODS[] = {
     {"norm_transport", norm_transport, METH_VARARGS, "squares of a gradient after and before a norm, by row; or None"},
     {"pack_all", (PyCFunction)(void (*)(void))pack_all, METH_FASTCALL,
      "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
+    {"tree_changed", tree_changed, METH_O, "whether modules or parameters came or went; None where Python must look"},
     {NULL, NULL, 0, NULL},
 };
 

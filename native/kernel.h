@@ -51,9 +51,11 @@ typedef struct {
     PyObject *tensor, *parameter, *strided, *dtypes[KINDS];
     PyObject *is_contiguous, *is_neg, *numel, *data_ptr; /* methods of torch.Tensor, to be called with a tensor */
     PyObject *layout, *is_cpu, *dtype, *shape;           /* names */
+    PyObject *capsule;                                   /* kept alive */
 } Torch;
 
 extern Torch torch;
+extern const Kind kinds[KINDS]; /* float32, float64, bfloat16, float16 */
 
 /* Takes a new reference; whether it is True. */
 int is_true(PyObject *owned);
@@ -80,6 +82,12 @@ void sum_gains(const double *gains, size_t rows, double *columns);
 void count_gains(const double *gains, size_t rows, double *bins);
 PyObject *norm_gains(PyObject *module, PyObject *args);
 PyObject *norm_transport(PyObject *module, PyObject *args);
+
+/* Of places.c. */
+PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+
+/* Of trees.c. */
+PyObject *tree_changed(PyObject *module, PyObject *entries);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import keelscope as ks
+from keelscope import kernel
 from keelscope.changes import Tree, merged
 from keelscope.sites import plan_sites
 
@@ -33,6 +34,32 @@ class Net(nn.Module):
     def forward(self, x):
         x = self.norm(self.body(x))
         return self.head(self.extra(x) if self.uses_extra else x)
+
+
+@pytest.mark.parametrize("asked", ["kernel", "Python"])
+def test_a_tree_sees_what_came_went_or_was_replaced_and_nothing_else(asked, monkeypatch):
+    if asked == "Python":
+        monkeypatch.setattr(kernel, "tree_changed", lambda _: None)
+    net = Net()
+    tree = Tree(net)
+    tries = {
+        "nothing": lambda: None,
+        "values": net.head.weight.detach().zero_,
+        "a buffer": lambda: net.register_buffer("seen", torch.ones(1)),
+        "a parameter in its place": lambda: setattr(net.head, "weight", nn.Parameter(torch.ones(1, 6))),
+        "a parameter less": lambda: setattr(net.head, "bias", None),
+        "a module in its place": lambda: swap_like_for_like(net),
+        "a module less": lambda: remove_extra(net),
+        "a module more": lambda: net.add_module("late", nn.ReLU()),
+        "a parameter more": lambda: net.register_parameter("scale", nn.Parameter(torch.ones(1))),
+        "the same modules in another order": lambda: net._modules.update(norm=net._modules.pop("norm")),
+    }
+    found = {}
+    for name, change in tries.items():
+        change()
+        found[name] = tree.changed(net), tree.changed(net)
+    quiet = ("nothing", "values", "a buffer")
+    assert found == {name: (name not in quiet, False) for name in tries}
 
 
 def swap_head(net):

@@ -142,6 +142,56 @@ def test_what_has_no_tokens_is_left_to_torch():
     assert set(kernel.measure(both, torch.ones(2, 1, 3))) == {"moments", "tokens"}
 
 
+ODD = {
+    "scalar": lambda: torch.tensor(2.0),
+    "empty": lambda: torch.empty(0, 4),
+    "empty with strides": lambda: torch.ones(4, 6)[:0, ::2],
+    "one row of a slice": lambda: torch.arange(12.0).reshape(3, 4)[1],
+    "columns": lambda: torch.arange(12.0).reshape(3, 4)[:, :2],
+    "transposed": lambda: torch.arange(12.0).reshape(3, 4).T,
+    "transposed, of one column": lambda: torch.arange(3.0).reshape(3, 1).T,
+    "expanded": lambda: torch.ones(1).expand(3),
+    "channels last": lambda: torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    "inside a graph": lambda: torch.ones(3, requires_grad=True) * 2,
+    "parameter": lambda: nn.Parameter(torch.ones(3)),
+    "bfloat16": lambda: torch.ones(3, dtype=torch.bfloat16),
+    "float8": lambda: torch.ones(3).to(torch.float8_e4m3fn),
+    "integers": lambda: torch.ones(3, dtype=torch.int32),
+    "complex": lambda: torch.ones(3, dtype=torch.complex64),
+    "negated": lambda: torch._neg_view(torch.ones(3)),
+    "imaginary part of a conjugate": lambda: torch.ones(1, dtype=torch.complex64).conj().imag,
+    "never written": lambda: torch._efficientzerotensor(3),
+    "without memory": lambda: torch.ones(3, device="meta"),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+}
+
+
+@compiled
+@pytest.mark.parametrize("name", ODD)
+def test_a_tensor_is_found_alike_through_the_exchange_interface_and_by_its_attributes(name):
+    """The second is what a torch without the first gets."""
+    fixed = (torch.Tensor, nn.Parameter, torch.strided)
+    program, tensor = kernel.program([("it", Routine.MOMENTS)]), ODD[name]()
+    told = kernel.measure(program, tensor)
+    try:
+        assert kernel._native.prepare(*fixed, None, *DTYPES) is False
+        asked = kernel.measure(program, tensor)
+    finally:
+        assert kernel._native.prepare(*fixed, torch.Tensor.__dlpack_c_exchange_api__, *DTYPES) is True
+    assert told == asked
+    if told is not None:
+        assert np.allclose(numbers_of(told["it"]), MOMENTS.of(tensor.detach()).numpy())
+
+
+@compiled
+@given(st.integers(0, 40), st.sampled_from([math.nan, math.inf, -math.inf]), dtypes)
+def test_squares_with_an_entry_that_is_not_finite_anywhere(place, entry, dtype):
+    x = torch.linspace(-2, 2, 41, dtype=dtype)
+    x[place] = entry
+    expected = SQUARES.of(x).numpy()
+    assert np.array_equal(run(Routine.SQUARES, x), expected, equal_nan=True)
+
+
 @compiled
 def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="a tuple, and a tensor"):
@@ -150,7 +200,7 @@ def test_wrong_arguments_are_refused():
         kernel._native.measure_all(0, torch.ones(1))
     with pytest.raises(ValueError, match="no routine has the number 9"):
         kernel._native.measure_all(9, [torch.ones(1)])
-    with pytest.raises(TypeError, match="expected 7 arguments, got 0"):
+    with pytest.raises(TypeError, match="expected 8 arguments, got 0"):
         kernel._native.prepare()
     assert kernel.measure_all(Routine.MOMENTS, [1.0]) == [None]
 

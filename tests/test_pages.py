@@ -227,7 +227,7 @@ def test_wrong_indices_are_refused():
     for name in ("stepping", "rewritten"):
         with pytest.raises(TypeError, match=f"{name}\\(\\) takes a list of indices"):
             getattr(quick, name)(0)
-    assert quick.stepping([7]) == ([], [])
+    assert quick.stepping([7]) == ([], [], False)
 
 
 @compiled
@@ -236,7 +236,7 @@ def test_nodes_that_the_kernel_looks_at_are_told_of():
     modules = [nn.Linear(3, 3), nn.ReLU()]
     told = []
     breaks = Breaks()
-    breaks.passed = told.append
+    breaks.cut, breaks.distance = told.append, 1
     owner = nn.Module()
     page = kernel.page([weakref.ref(module) for module in modules], weakref.ref(owner), breaks, bytes([8, 1]))
     page.armed = 1
@@ -257,7 +257,7 @@ def test_gradients_that_the_kernel_hands_on_count_as_arrived():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupt_inside_a_hook_reaches_the_user_and_a_fault_of_ours_does_not(error, monkeypatch):
-    def passed(*_):
+    def cut(*_):
         raise error
 
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 1))
@@ -265,6 +265,7 @@ def test_an_interrupt_inside_a_hook_reaches_the_user_and_a_fault_of_ours_does_no
         for _ in range(2):
             model(torch.ones(2, 3)).sum().backward()
             watch.step()
-        monkeypatch.setattr(Breaks, "passed", passed)
+        monkeypatch.setattr(Breaks, "cut", cut)
+        monkeypatch.setattr(Breaks, "distance", 1)
         with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
             model(torch.ones(2, 3)).sum().backward()

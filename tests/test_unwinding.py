@@ -68,7 +68,7 @@ from torch import nn
 import keelscope as ks
 from keelscope import unwinding
 
-unwinding._DISTANCE = {distance}
+unwinding.Breaks.distance = {distance}
 net = nn.Sequential(*[nn.Linear(2, 2) for _ in range(2000)])
 optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
 
@@ -93,7 +93,7 @@ print("alive")
 @pytest.mark.parametrize("helped", [True, False])
 def test_a_watched_model_of_many_layers_trains_on_a_small_stack(helped):
     """With its hooks alone, a loss that is freed there ends the process."""
-    code = WATCH.replace("{distance}", str(unwinding._DISTANCE if helped else 10**9))
+    code = WATCH.replace("{distance}", str(unwinding.Breaks.distance if helped else 10**9))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     if helped:
         assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
