@@ -67,6 +67,26 @@ class Bulk:
         """Whether a probe of that tap records on this step."""
         return any(self.every(probe) for probe in self._by_tap[tap])
 
+    def is_of_squares(self, tap: Tap) -> bool:
+        """Whether all that is due of that tap can be told from sums of squares, over all parameters."""
+        due = [probe for probe in self._by_tap[tap] if self._shown[probe.name] and self.every(probe)]
+        every = [sees_everything(probe) and len(self._shown[probe.name]) == len(self._owners) for probe in due]
+        return bool(due) and all(every) and {terms.routine for p in due for terms in terms_of(p)} == {Routine.SQUARES}
+
+    def put_squares(self, tap: Tap, indices: Sequence[int], sums: bytes, step: StepRecord) -> None:
+        """Take in sums of squares, where `is_of_squares` holds.
+
+        Args:
+            tap: what they are of.
+            indices: the parameters, each once.
+            sums: packed ``[parameter, (count, squares)]``.
+            step: where they go, in place of what was there.
+        """
+        rows = np.frombuffer(sums).reshape(len(indices), 2)
+        for probe in self._by_tap[tap]:
+            for terms in terms_of(probe) if self._shown[probe.name] and self.every(probe) else ():
+                _write(step.dense_of(tap, probe.name, terms, len(self._owners)), indices, rows, ())
+
     def measure(
         self, tap: Tap, indices: Sequence[int], tensors: Sequence[Tensor], step: StepRecord
     ) -> dict[int, TermSlots]:

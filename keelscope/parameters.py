@@ -20,8 +20,9 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from keelscope.bulk import Bulk
-from keelscope.calls import ParameterRecord, StepRecord
+from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
+from keelscope.distributed import place
 from keelscope.entries import is_unsummed
 from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
@@ -110,6 +111,9 @@ class ParameterHooks:
     def begin(self, step: StepRecord) -> None:
         """Start a step; what follows goes to its record."""
         self._step = step
+        alone = place()[1] == 1  # other ranks change gradients later in the pass
+        of_squares = alone and not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
+        self._passes.summing = int(of_squares)
         self._passes.begin()
         self.has_stepped = False
         self._weighed.clear()
@@ -213,16 +217,23 @@ class ParameterHooks:
     def _end_backward(self) -> None:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
-        reached, indices, gradients = self._passes.take()
+        reached, summed, sums, indices, gradients = self._passes.take()
         self._weigh(reached)
+        if summed:
+            self._bulk.put_squares(Tap.PARAMETER_GRADIENT, summed, sums, self._step)
+            self._replace(summed, {})
         self._keep_gradients(indices, gradients)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.perf_counter() - start + self._passes.seconds
+        self._passes.seconds = 0.0
 
     def _keep_gradients(self, indices: list[int], gradients: list[Tensor]) -> None:
         """Measure running gradients, all together, in place of those of an earlier pass."""
         odd = [i for i, gradient in enumerate(gradients) if type(gradient) is not Tensor]
         self.unsummed.update(indices[i] for i in odd if is_unsummed(gradients[i]))
-        found = self._bulk.measure(Tap.PARAMETER_GRADIENT, indices, gradients, self._step)
+        self._replace(indices, self._bulk.measure(Tap.PARAMETER_GRADIENT, indices, gradients, self._step))
+
+    def _replace(self, indices: list[int], found: dict[int, TermSlots]) -> None:
+        """What was found of these, beside what the kernel wrote, takes the place of what an earlier pass left."""
         for i in {*found, *self._step.parameters} & set(indices) if found or self._step.parameters else ():
             self._record(i).accumulated = found.get(i)
 

@@ -36,6 +36,12 @@ class SlowPasses:
         self._stepped: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}
 
+    seconds = 0.0
+    """Time spent on sums."""
+
+    summing = 0
+    """Whether gradients may be summed when they arrive, which only the kernel does."""
+
     def begin(self) -> None:
         """A step begins; what a running pass has reached belongs to it."""
         self._stepped.clear()
@@ -55,11 +61,12 @@ class SlowPasses:
         """A hook on a parameter that notes it."""
         return partial(_note, weakref.ref(self), index)
 
-    def take(self) -> tuple[list[int], list[int], list[Tensor]]:
+    def take(self) -> tuple[list[int], list[int], bytes, list[int], list[Tensor]]:
         """What was reached since the last time.
 
         Returns:
-            Indices of all; and indices and running gradients of those whose optimizer has not stepped.
+            Indices of all; of those that were summed, and packed ``[summed, (count, squares)]``; and indices and
+            running gradients of the rest whose optimizer has not stepped.
         """
         reached, self._reached = sorted(self._reached), set()
         running, gradients = [], []
@@ -69,7 +76,7 @@ class SlowPasses:
                 running.append(i)
                 gradients.append(parameter.grad)
                 self._states[i] = _state(parameter)
-        return reached, running, gradients
+        return reached, [], b"", running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.

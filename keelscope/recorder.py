@@ -110,9 +110,9 @@ class Recorder:
         if self._recorded and not self._sharded and self._tree.changed(self._paths[""]):
             self._grow()
         self.current, self.following = self.following, StepRecord()
-        self.parameters.begin(self.current)
         due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
         self.parameters.every = lambda probe: probe.name in due
+        self.parameters.begin(self.current)
         self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
         self.modules.begin(self.current)
         self.residuals.begin()

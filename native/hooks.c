@@ -1,5 +1,5 @@
-/* Hooks that torch calls at every module, output and parameter of a recorded step: what keelscope.hooks and
-   keelscope.parameters do in Python, for the calls in which nothing is out of the ordinary.
+/* Hooks that torch calls at every module and output of a recorded step: what keelscope.hooks does in
+   Python, for the calls in which nothing is out of the ordinary. Those on parameters are in passes.c.
 
    A Page is one step: terms of the first call of each module, and of the first gradient of its output. Whatever it does
    not take is left to Python, which looks at all the rest: look() says so, and gradients go to Page.owner. */
@@ -35,48 +35,21 @@ typedef struct {
     int has_tokens;
 } Arrival;
 
-/* What is known of one parameter on one step. */
-typedef struct {
-    PyObject *gradient; /* borrowed, only compared */
-    long long version;  /* of gradient and parameter together */
-    unsigned char is_reached, is_noted, is_stepped;
-} Standing;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *owner;      /* weak reference to the object with _backward_begins() */
-    PyObject *parameters; /* weak references */
-    Py_ssize_t size, first;
-    Standing *standings;
-    long long pass;
-} Passes;
-
-typedef struct {
-    PyObject_HEAD
-    Passes *passes;
-    Py_ssize_t index;
-} Mark;
-
-static PyTypeObject *arrival_type, *mark_type;
-static struct {
-    PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
-    PyObject *base, *grad_fn, *hooks, *register_hooks, *requires_grad, *grad, *version; /* names */
-    PyObject *first, *another, *begins, *cut, *distance;                                /* names of methods */
-} known;
-
-static double now(void) {
+static PyTypeObject *arrival_type;
+Known known;
+double now(void) {
     struct timespec at;
     clock_gettime(CLOCK_MONOTONIC, &at);
     return (double)at.tv_sec + 1e-9 * (double)at.tv_nsec;
 }
 
-static void end(PyObject *self) {
+void end(PyObject *self) {
     PyTypeObject *type = Py_TYPE(self);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
     Py_DECREF(type);
 }
 
-static PyObject *begin(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+PyObject *begin(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
 
 /* ---- Page */
 
@@ -195,7 +168,7 @@ static PyObject *hookable(PyObject *tensor, const Place *place, PyObject *args, 
 }
 
 /* An error of ours is none of the user's; an interrupt is. */
-static void forgive(void) {
+void forgive(void) {
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear();
 }
 
@@ -326,7 +299,7 @@ static void arrival_end(PyObject *self) {
     end(self);
 }
 
-static void tell(PyObject *reference, PyObject *name, PyObject *first, PyObject *second, PyObject *third) {
+void tell(PyObject *reference, PyObject *name, PyObject *first, PyObject *second, PyObject *third) {
     PyObject *owner = PyWeakref_GetObject(reference);
     if (owner == NULL || owner == Py_None) return;
     Py_INCREF(owner);
@@ -374,238 +347,18 @@ static PyObject *arrival_call(PyObject *object, PyObject *args, PyObject *kwargs
     Py_RETURN_NONE;
 }
 
-/* ---- Passes: which parameters backward passes reach, and how their gradients stand */
-
-static PyObject *passes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
-    PyObject *owner, *parameters;
-    (void)kwargs;
-    if (!PyArg_ParseTuple(args, "OO!", &owner, &PyList_Type, &parameters)) return NULL;
-    Passes *self = (Passes *)begin(type);
-    if (self == NULL) return NULL;
-    self->owner = Py_NewRef(owner);
-    self->parameters = Py_NewRef(parameters);
-    self->size = PyList_Size(parameters);
-    self->first = self->pass = -1;
-    self->standings = PyMem_Calloc((size_t)self->size + 1, sizeof *self->standings);
-    if (self->standings != NULL) return (PyObject *)self;
-    Py_DECREF(self);
-    return PyErr_NoMemory();
-}
-
-static void passes_end(PyObject *self) {
-    Py_XDECREF(((Passes *)self)->owner);
-    Py_XDECREF(((Passes *)self)->parameters);
-    PyMem_Free(((Passes *)self)->standings);
-    end(self);
-}
-
-static int note(Passes *passes, Py_ssize_t index) {
-    PyObject *task = PyObject_CallNoArgs(known.graph_task);
-    const long long pass = task == NULL ? -1 : PyLong_AsLongLong(task);
-    Py_XDECREF(task);
-    if (PyErr_Occurred()) return -1;
-    if (pass != passes->pass) { /* a new backward pass, also after one that raised half-way */
-        passes->pass = pass;
-        tell(passes->owner, known.begins, NULL, NULL, NULL);
-        if (PyErr_Occurred()) return -1;
-    }
-    if (index >= 0 && index < passes->size) passes->standings[index].is_reached = 1;
-    return 0;
-}
-
-static PyObject *passes_note(PyObject *object, PyObject *argument) {
-    const Py_ssize_t index = PyLong_AsSsize_t(argument);
-    if (PyErr_Occurred() || note((Passes *)object, index) < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
-static PyObject *passes_begin(PyObject *object, PyObject *none) {
-    Passes *self = (Passes *)object;
-    (void)none;
-    for (Py_ssize_t i = 0; i < self->size; i++) self->standings[i].is_noted = self->standings[i].is_stepped = 0;
-    self->first = -1;
-    Py_RETURN_NONE;
-}
-
-/* The parameter, new; NULL where it is gone. */
-static PyObject *parameter_of(const Passes *self, Py_ssize_t index) {
-    PyObject *parameter = PyWeakref_GetObject(PyList_GetItem(self->parameters, index));
-    return parameter == NULL || parameter == Py_None ? NULL : Py_NewRef(parameter);
-}
-
-static long long version_of(PyObject *tensor) {
-    PyObject *version = PyObject_GetAttr(tensor, known.version);
-    const long long number = version == NULL ? -1 : PyLong_AsLongLong(version);
-    Py_XDECREF(version);
-    return number;
-}
-
-/* The gradient of a parameter, new, and how it stands; NULL without one. */
-static PyObject *stand(PyObject *parameter, Standing *now) {
-    PyObject *gradient = PyObject_GetAttr(parameter, known.grad);
-    if (gradient == NULL) return NULL;
-    now->gradient = gradient;
-    now->version = (gradient == Py_None ? -1 : version_of(gradient)) + version_of(parameter);
-    if (gradient != Py_None) return gradient;
-    Py_DECREF(gradient);
-    return NULL;
-}
-
-static int add_pair(PyObject *indices, PyObject *gradients, Py_ssize_t index, PyObject *gradient) {
-    PyObject *number = PyLong_FromSsize_t(index);
-    const int done = number != NULL && PyList_Append(indices, number) == 0 &&
-                     (gradient == NULL || PyList_Append(gradients, gradient) == 0);
-    Py_XDECREF(number);
-    return done ? 0 : -1;
-}
-
-/* Of one reached parameter: the running gradient, unless its optimizer has stepped. */
-static int take_one(Passes *self, Py_ssize_t index, PyObject *indices, PyObject *gradients) {
-    Standing *standing = &self->standings[index];
-    PyObject *parameter = parameter_of(self, index);
-    PyObject *gradient = parameter == NULL || standing->is_stepped ? NULL : stand(parameter, standing);
-    int failed = 0;
-    if (gradient != NULL) {
-        if (self->first < 0) self->first = index;
-        standing->is_noted = 1;
-        failed = add_pair(indices, gradients, index, gradient);
-    }
-    Py_XDECREF(gradient);
-    Py_XDECREF(parameter);
-    return failed || PyErr_Occurred() ? -1 : 0;
-}
-
-static PyObject *passes_take(PyObject *object, PyObject *none) {
-    Passes *self = (Passes *)object;
-    PyObject *reached = PyList_New(0), *indices = PyList_New(0), *gradients = PyList_New(0);
-    int failed = reached == NULL || indices == NULL || gradients == NULL;
-    (void)none;
-    for (Py_ssize_t i = 0; !failed && i < self->size; i++) {
-        if (!self->standings[i].is_reached) continue;
-        self->standings[i].is_reached = 0;
-        failed = add_pair(reached, NULL, i, NULL) < 0 || take_one(self, i, indices, gradients) < 0;
-    }
-    PyObject *found = failed ? NULL : PyTuple_Pack(3, reached, indices, gradients);
-    Py_XDECREF(reached);
-    Py_XDECREF(indices);
-    Py_XDECREF(gradients);
-    return found;
-}
-
-/* stepping(indices) -> indices, gradients of those that have one and were not noted since the step began; and whether
-   any has one */
-static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
-    Passes *self = (Passes *)object;
-    PyObject *indices = PyList_New(0), *gradients = PyList_New(0);
-    int has_any = 0, failed = indices == NULL || gradients == NULL || !PyList_Check(argument);
-    for (Py_ssize_t k = 0; !failed && k < PyList_Size(argument); k++) {
-        const Py_ssize_t i = PyLong_AsSsize_t(PyList_GetItem(argument, k));
-        PyObject *parameter = i < 0 || i >= self->size ? NULL : parameter_of(self, i);
-        PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
-        if (gradient != NULL && gradient != Py_None) {
-            Standing *standing = &self->standings[i];
-            has_any = 1;
-            if (!standing->is_stepped && !standing->is_noted) failed = add_pair(indices, gradients, i, gradient) < 0;
-            standing->is_stepped = 1;
-        }
-        Py_XDECREF(gradient);
-        Py_XDECREF(parameter);
-        failed |= PyErr_Occurred() != NULL;
-    }
-    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "stepping() takes a list of indices");
-    PyObject *found = failed ? NULL : PyTuple_Pack(3, indices, gradients, has_any ? Py_True : Py_False);
-    Py_XDECREF(indices);
-    Py_XDECREF(gradients);
-    return found;
-}
-
-/* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
-static int stands_still(Passes *self, Py_ssize_t index, int *has_gradient) {
-    if (index < 0 || index >= self->size || !self->standings[index].is_noted) return -1;
-    PyObject *parameter = parameter_of(self, index);
-    if (parameter == NULL) return -1;
-    Standing now;
-    PyObject *gradient = stand(parameter, &now);
-    const int still = now.gradient == self->standings[index].gradient && now.version == self->standings[index].version;
-    *has_gradient = gradient != NULL;
-    Py_XDECREF(gradient);
-    Py_DECREF(parameter);
-    return still;
-}
-
-static PyObject *passes_rewritten(PyObject *object, PyObject *argument) {
-    int has_gradient, found = 0;
-    if (!PyList_Check(argument)) {
-        PyErr_SetString(PyExc_TypeError, "rewritten() takes a list of indices");
-        return NULL;
-    }
-    for (Py_ssize_t k = 0; !found && k < PyList_Size(argument); k++) {
-        found = stands_still((Passes *)object, PyLong_AsSsize_t(PyList_GetItem(argument, k)), &has_gradient) == 0;
-        if (PyErr_Occurred()) return NULL;
-    }
-    return PyBool_FromLong(found);
-}
-
-static PyObject *passes_untouched(PyObject *object, PyObject *none) {
-    Passes *self = (Passes *)object;
-    int has_gradient = 0;
-    (void)none;
-    const int still = stands_still(self, self->first, &has_gradient);
-    if (PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(still == 1 && has_gradient);
-}
-
-static PyObject *passes_mark(PyObject *object, PyObject *argument) {
-    const Py_ssize_t index = PyLong_AsSsize_t(argument);
-    if (PyErr_Occurred()) return NULL;
-    Mark *mark = (Mark *)begin(mark_type);
-    if (mark == NULL) return NULL;
-    mark->passes = (Passes *)Py_NewRef(object);
-    mark->index = index;
-    return (PyObject *)mark;
-}
-
-static PyMethodDef PASSES_METHODS[] = {
-    {"begin", passes_begin, METH_NOARGS, "begin(): a step begins"},
-    {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
-    {"mark", passes_mark, METH_O, "mark(index) -> a hook on a parameter that notes it"},
-    {"take", passes_take, METH_NOARGS, "take() -> reached since the last time; indices and gradients of those that run"},
-    {"stepping", passes_stepping, METH_O, "stepping(indices) -> indices and gradients of those not noted; whether any has one"},
-    {"rewritten", passes_rewritten, METH_O, "rewritten(indices) -> whether one has changed since it was noted"},
-    {"untouched", passes_untouched, METH_NOARGS, "untouched() -> whether the first noted gradient is as it was"},
-    {NULL, NULL, 0, NULL},
-};
-
-static void mark_end(PyObject *self) {
-    Py_XDECREF((PyObject *)((Mark *)self)->passes);
-    end(self);
-}
-
-static PyObject *mark_call(PyObject *object, PyObject *args, PyObject *kwargs) {
-    (void)args;
-    (void)kwargs;
-    if (note(((Mark *)object)->passes, ((Mark *)object)->index) < 0) return NULL;
-    Py_RETURN_NONE;
-}
-
 /* ---- */
 
 static PyType_Slot PAGE_SLOTS[] = {{Py_tp_new, page_new},           {Py_tp_dealloc, page_end},
                                    {Py_tp_methods, PAGE_METHODS},   {Py_tp_members, PAGE_MEMBERS},
                                    {Py_tp_doc, "One recorded step."}, {0, NULL}};
 static PyType_Slot ARRIVAL_SLOTS[] = {{Py_tp_dealloc, arrival_end}, {Py_tp_call, arrival_call}, {0, NULL}};
-static PyType_Slot PASSES_SLOTS[] = {
-    {Py_tp_new, passes_new}, {Py_tp_dealloc, passes_end}, {Py_tp_methods, PASSES_METHODS}, {0, NULL}};
-static PyType_Slot MARK_SLOTS[] = {{Py_tp_dealloc, mark_end}, {Py_tp_call, mark_call}, {0, NULL}};
 
 static PyType_Spec PAGE = {"keelscope._kernel.Page", sizeof(Page), 0, Py_TPFLAGS_DEFAULT, PAGE_SLOTS};
 static PyType_Spec ARRIVAL = {"keelscope._kernel.Arrival", sizeof(Arrival), 0,
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, ARRIVAL_SLOTS};
-static PyType_Spec PASSES = {"keelscope._kernel.Passes", sizeof(Passes), 0, Py_TPFLAGS_DEFAULT, PASSES_SLOTS};
-static PyType_Spec MARK = {"keelscope._kernel.Mark", sizeof(Mark), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, MARK_SLOTS};
 
-static PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
+PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec) {
     PyObject *type = PyType_FromModuleAndSpec(module, spec, NULL);
     if (type == NULL || PyModule_AddObjectRef(module, name, type) < 0) return NULL;
     return (PyTypeObject *)type;
@@ -613,10 +366,8 @@ static PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *s
 
 int add_hooks(PyObject *module) {
     arrival_type = add_type(module, "Arrival", &ARRIVAL);
-    mark_type = add_type(module, "Mark", &MARK);
-    const int is_done = arrival_type != NULL && mark_type != NULL && add_type(module, "Page", &PAGE) != NULL &&
-                        add_type(module, "Passes", &PASSES) != NULL;
-    return is_done ? 0 : -1;
+    const int is_done = arrival_type != NULL && add_type(module, "Page", &PAGE) != NULL;
+    return is_done ? add_passes(module) : -1;
 }
 
 /* prepare_hooks(is_grad_enabled, current_graph_task_id, peek_interpreter_stack, get_tracing_state, OrderedDict) */
@@ -642,6 +393,7 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     known.another = PyUnicode_InternFromString("_another_arrives");
     known.cut = PyUnicode_InternFromString("cut");
     known.distance = PyUnicode_InternFromString("distance");
+    known.after_accumulation = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
     known.begins = PyUnicode_InternFromString("_backward_begins");
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

@@ -54,7 +54,15 @@ typedef struct {
     PyObject *capsule;                                   /* kept alive */
 } Torch;
 
+/* What hooks ask torch with, set once by prepare_hooks(). */
+typedef struct {
+    PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered;            /* callables */
+    PyObject *base, *grad_fn, *hooks, *register_hooks, *requires_grad, *grad, *version; /* names */
+    PyObject *first, *another, *begins, *cut, *distance, *after_accumulation;
+} Known;
+
 extern Torch torch;
+extern Known known;
 extern const Kind kinds[KINDS]; /* float32, float64, bfloat16, float16 */
 
 /* Takes a new reference; whether it is True. */
@@ -88,6 +96,18 @@ PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given
 
 /* Of trees.c. */
 PyObject *tree_changed(PyObject *module, PyObject *entries);
+
+/* Of hooks.c: seconds of a steady clock; new objects of a type of ours, and their end; calls a method of an object that
+   may be gone; lets an error of ours pass, and no interrupt; adds a type to the module. */
+double now(void);
+PyObject *begin(PyTypeObject *type);
+void end(PyObject *self);
+void tell(PyObject *reference, PyObject *name, PyObject *first, PyObject *second, PyObject *third);
+void forgive(void);
+PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
+
+/* Of passes.c: adds its types. */
+int add_passes(PyObject *module);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

@@ -203,8 +203,8 @@ def test_passes_are_those_of_python():
 
     assert same("untouched") is False
     (a * b).sum().backward()
-    reached, running, gradients = same("take")
-    assert (reached, running) == ([0, 1], [0, 1])
+    reached, summed, _, running, gradients = same("take")
+    assert (reached, summed, running) == ([0, 1], [], [0, 1])
     assert gradients[0] is a.grad
     assert same("untouched") is True
     assert same("rewritten", [0, 1, 2]) is False
@@ -214,11 +214,54 @@ def test_passes_are_those_of_python():
     parameters[2].grad = torch.ones(2)
     assert same("stepping", [0, 2])[0] == [2], "what no pass has shown"
     (a * b).sum().backward()
-    assert same("take")[1] == [1], "the optimizer of the other one has stepped"
+    assert same("take")[3] == [1], "the optimizer of the other one has stepped"
     for one in passes:
         one.begin()
     assert same("rewritten", [0, 1, 2]) is False
     assert [owner.begun for owner in owners] == [2, 2]
+
+
+def scaled(parameter):
+    parameter.grad.mul_(0.5)
+
+
+def stepped(parameter):
+    parameter.data.sub_(parameter.grad)
+    parameter.grad = None
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("kind", "summed"),
+    [("plain", {0, 1}), ("twice", {0, 1}), ("another hook", {1}), ("sparse", {0}), ("freed in a hook", {1})],
+)
+def test_gradients_are_summed_when_they_arrive_where_nobody_can_change_them(kind, summed):
+    weight, table = nn.Parameter(torch.randn(3)), nn.Embedding(4, 3, sparse=kind == "sparse")
+    parameters = [weight, table.weight]
+    _, (quick, _) = both(parameters)
+    quick.summing = 1
+    if kind == "freed in a hook":
+        weight.register_post_accumulate_grad_hook(stepped)
+    for i, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(quick.mark(i))
+    if kind == "another hook":
+        weight.register_post_accumulate_grad_hook(scaled)
+    for _ in range(2 if kind == "twice" else 1):
+        (table(torch.tensor([1, 2])) * weight).sum().backward()
+    reached, found, sums, indices, gradients = quick.take()
+    assert (reached, set(found)) == ([0, 1], summed)
+    for i, row in zip(found, np.frombuffer(sums).reshape(-1, 2), strict=True):
+        assert row.tolist() == pytest.approx(
+            [parameters[i].numel(), float(parameters[i].grad.double().square().sum())], rel=1e-12
+        )
+    left = [i for i in (0, 1) if i not in summed and parameters[i].grad is not None]
+    assert indices == left
+    assert all(gradient is parameters[i].grad for i, gradient in zip(indices, gradients, strict=True))
+    assert quick.untouched() is True
+    assert quick.rewritten([0, 1]) is False
+    parameters[found[0]].grad.mul_(2.0)
+    assert quick.rewritten([0, 1]) is True
+    assert quick.take() == ([], [], b"", [], [])
 
 
 @compiled

@@ -1,0 +1,311 @@
+/* Which parameters backward passes reach, and how their gradients stand: what keelscope.passes does in Python. */
+
+#include "kernel.h"
+
+#include <structmember.h>
+
+/* What is known of one parameter on one step. */
+typedef struct {
+    PyObject *gradient; /* borrowed, only compared */
+    long long version;  /* of gradient and parameter together */
+    unsigned char is_reached, is_noted, is_stepped, is_summed;
+} Standing;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *owner;      /* weak reference to the object with _backward_begins() */
+    PyObject *parameters; /* weak references */
+    Py_ssize_t size, first;
+    Standing *standings;
+    double *sums; /* [parameter, 2]: count and squares of gradients that were summed when they arrived */
+    long long pass;
+    double seconds;
+    int is_summing;
+} Passes;
+
+typedef struct {
+    PyObject_HEAD
+    Passes *passes;
+    Py_ssize_t index;
+} Mark;
+
+static PyTypeObject *mark_type;
+
+
+static PyObject *passes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    PyObject *owner, *parameters;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OO!", &owner, &PyList_Type, &parameters)) return NULL;
+    Passes *self = (Passes *)begin(type);
+    if (self == NULL) return NULL;
+    self->owner = Py_NewRef(owner);
+    self->parameters = Py_NewRef(parameters);
+    self->size = PyList_Size(parameters);
+    self->first = self->pass = -1;
+    self->standings = PyMem_Calloc((size_t)self->size + 1, sizeof *self->standings);
+    self->sums = PyMem_Calloc((size_t)self->size + 1, 2 * sizeof *self->sums);
+    if (self->standings != NULL && self->sums != NULL) return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void passes_end(PyObject *self) {
+    Py_XDECREF(((Passes *)self)->owner);
+    Py_XDECREF(((Passes *)self)->parameters);
+    PyMem_Free(((Passes *)self)->standings);
+    PyMem_Free(((Passes *)self)->sums);
+    end(self);
+}
+
+static int note(Passes *passes, Py_ssize_t index) {
+    PyObject *task = PyObject_CallNoArgs(known.graph_task);
+    const long long pass = task == NULL ? -1 : PyLong_AsLongLong(task);
+    Py_XDECREF(task);
+    if (PyErr_Occurred()) return -1;
+    if (pass != passes->pass) { /* a new backward pass, also after one that raised half-way */
+        passes->pass = pass;
+        tell(passes->owner, known.begins, NULL, NULL, NULL);
+        if (PyErr_Occurred()) return -1;
+    }
+    if (index < 0 || index >= passes->size) return 0;
+    passes->standings[index].is_reached = 1;
+    passes->standings[index].is_summed = 0;
+    return 0;
+}
+
+static PyObject *passes_note(PyObject *object, PyObject *argument) {
+    const Py_ssize_t index = PyLong_AsSsize_t(argument);
+    if (PyErr_Occurred() || note((Passes *)object, index) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *passes_begin(PyObject *object, PyObject *none) {
+    Passes *self = (Passes *)object;
+    (void)none;
+    for (Py_ssize_t i = 0; i < self->size; i++) self->standings[i].is_noted = self->standings[i].is_stepped = 0;
+    self->first = -1;
+    Py_RETURN_NONE;
+}
+
+/* The parameter, new; NULL where it is gone. */
+static PyObject *parameter_of(const Passes *self, Py_ssize_t index) {
+    PyObject *parameter = PyWeakref_GetObject(PyList_GetItem(self->parameters, index));
+    return parameter == NULL || parameter == Py_None ? NULL : Py_NewRef(parameter);
+}
+
+static long long version_of(PyObject *tensor) {
+    PyObject *version = PyObject_GetAttr(tensor, known.version);
+    const long long number = version == NULL ? -1 : PyLong_AsLongLong(version);
+    Py_XDECREF(version);
+    return number;
+}
+
+/* The gradient of a parameter, new, and how it stands; NULL without one. */
+static PyObject *stand(PyObject *parameter, Standing *now) {
+    PyObject *gradient = PyObject_GetAttr(parameter, known.grad);
+    if (gradient == NULL) return NULL;
+    now->gradient = gradient;
+    now->version = (gradient == Py_None ? -1 : version_of(gradient)) + version_of(parameter);
+    if (gradient != Py_None) return gradient;
+    Py_DECREF(gradient);
+    return NULL;
+}
+
+static int add_pair(PyObject *indices, PyObject *gradients, Py_ssize_t index, PyObject *gradient) {
+    PyObject *number = PyLong_FromSsize_t(index);
+    const int done = number != NULL && PyList_Append(indices, number) == 0 &&
+                     (gradient == NULL || PyList_Append(gradients, gradient) == 0);
+    Py_XDECREF(number);
+    return done ? 0 : -1;
+}
+
+/* Whether the hook of ours is the only one that is called after an accumulation: others may change the gradient. */
+static int is_alone(PyObject *parameter) {
+    PyObject *hooks = PyObject_GetAttr(parameter, known.after_accumulation);
+    const int alone = hooks != NULL && PyDict_Check(hooks) && PyDict_Size(hooks) == 1;
+    Py_XDECREF(hooks);
+    return alone;
+}
+
+/* The squares of a gradient that has just been accumulated, which lies in the cache now and not when the pass ends. */
+static void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
+    Standing *standing = &self->standings[index];
+    const double start = now();
+    Place place;
+    PyObject *gradient = standing->is_stepped || !is_alone(parameter) ? NULL : stand(parameter, standing);
+    if (gradient != NULL && find(gradient, &place)) {
+        fill(SQUARES, &place, NULL, self->sums + 2 * index);
+        standing->is_summed = 1;
+    }
+    Py_XDECREF(gradient);
+    forgive();
+    self->seconds += now() - start;
+}
+
+/* Of one reached parameter: the running gradient, unless it has been summed or its optimizer has stepped. */
+static int take_one(Passes *self, Py_ssize_t index, PyObject *summed, PyObject *indices, PyObject *gradients) {
+    Standing *standing = &self->standings[index];
+    if (standing->is_summed && !standing->is_stepped) {
+        if (self->first < 0) self->first = index;
+        standing->is_noted = 1;
+        return add_pair(summed, NULL, index, NULL);
+    }
+    PyObject *parameter = parameter_of(self, index);
+    PyObject *gradient = parameter == NULL || standing->is_stepped ? NULL : stand(parameter, standing);
+    int failed = 0;
+    if (gradient != NULL) {
+        if (self->first < 0) self->first = index;
+        standing->is_noted = 1;
+        failed = add_pair(indices, gradients, index, gradient);
+    }
+    Py_XDECREF(gradient);
+    Py_XDECREF(parameter);
+    return failed || PyErr_Occurred() ? -1 : 0;
+}
+
+/* take() -> reached, summed, packed sums of these [summed, 2], indices and gradients of the rest that run */
+static PyObject *passes_take(PyObject *object, PyObject *none) {
+    Passes *self = (Passes *)object;
+    PyObject *reached = PyList_New(0), *summed = PyList_New(0), *indices = PyList_New(0), *gradients = PyList_New(0);
+    double *sums = PyMem_Malloc(((size_t)self->size + 1) * 2 * sizeof *sums);
+    Py_ssize_t taken = 0;
+    int failed = reached == NULL || summed == NULL || indices == NULL || gradients == NULL || sums == NULL;
+    (void)none;
+    for (Py_ssize_t i = 0; !failed && i < self->size; i++) {
+        if (!self->standings[i].is_reached) continue;
+        self->standings[i].is_reached = 0;
+        failed = add_pair(reached, NULL, i, NULL) < 0 || take_one(self, i, summed, indices, gradients) < 0;
+        if (failed || PyList_Size(summed) == taken) continue;
+        memcpy(sums + 2 * taken++, self->sums + 2 * i, 2 * sizeof *sums);
+    }
+    const Py_ssize_t size = 2 * taken * (Py_ssize_t)sizeof *sums;
+    PyObject *found = failed ? NULL : Py_BuildValue("OOy#OO", reached, summed, sums, size, indices, gradients);
+    PyMem_Free(sums);
+    Py_XDECREF(reached);
+    Py_XDECREF(summed);
+    Py_XDECREF(indices);
+    Py_XDECREF(gradients);
+    return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;
+}
+
+/* stepping(indices) -> indices, gradients of those that have one and were not noted since the step began; and whether
+   any has one */
+static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
+    Passes *self = (Passes *)object;
+    PyObject *indices = PyList_New(0), *gradients = PyList_New(0);
+    int has_any = 0, failed = indices == NULL || gradients == NULL || !PyList_Check(argument);
+    for (Py_ssize_t k = 0; !failed && k < PyList_Size(argument); k++) {
+        const Py_ssize_t i = PyLong_AsSsize_t(PyList_GetItem(argument, k));
+        PyObject *parameter = i < 0 || i >= self->size ? NULL : parameter_of(self, i);
+        PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
+        if (gradient != NULL && gradient != Py_None) {
+            Standing *standing = &self->standings[i];
+            has_any = 1;
+            if (!standing->is_stepped && !standing->is_noted) failed = add_pair(indices, gradients, i, gradient) < 0;
+            standing->is_stepped = 1;
+        }
+        Py_XDECREF(gradient);
+        Py_XDECREF(parameter);
+        failed |= PyErr_Occurred() != NULL;
+    }
+    if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "stepping() takes a list of indices");
+    PyObject *found = failed ? NULL : PyTuple_Pack(3, indices, gradients, has_any ? Py_True : Py_False);
+    Py_XDECREF(indices);
+    Py_XDECREF(gradients);
+    return found;
+}
+
+/* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
+static int stands_still(Passes *self, Py_ssize_t index, int *has_gradient) {
+    if (index < 0 || index >= self->size || !self->standings[index].is_noted) return -1;
+    PyObject *parameter = parameter_of(self, index);
+    if (parameter == NULL) return -1;
+    Standing now;
+    PyObject *gradient = stand(parameter, &now);
+    const int still = now.gradient == self->standings[index].gradient && now.version == self->standings[index].version;
+    *has_gradient = gradient != NULL;
+    Py_XDECREF(gradient);
+    Py_DECREF(parameter);
+    return still;
+}
+
+static PyObject *passes_rewritten(PyObject *object, PyObject *argument) {
+    int has_gradient, found = 0;
+    if (!PyList_Check(argument)) {
+        PyErr_SetString(PyExc_TypeError, "rewritten() takes a list of indices");
+        return NULL;
+    }
+    for (Py_ssize_t k = 0; !found && k < PyList_Size(argument); k++) {
+        found = stands_still((Passes *)object, PyLong_AsSsize_t(PyList_GetItem(argument, k)), &has_gradient) == 0;
+        if (PyErr_Occurred()) return NULL;
+    }
+    return PyBool_FromLong(found);
+}
+
+static PyObject *passes_untouched(PyObject *object, PyObject *none) {
+    Passes *self = (Passes *)object;
+    int has_gradient = 0;
+    (void)none;
+    const int still = stands_still(self, self->first, &has_gradient);
+    if (PyErr_Occurred()) return NULL;
+    return PyBool_FromLong(still == 1 && has_gradient);
+}
+
+static PyObject *passes_mark(PyObject *object, PyObject *argument) {
+    const Py_ssize_t index = PyLong_AsSsize_t(argument);
+    if (PyErr_Occurred()) return NULL;
+    Mark *mark = (Mark *)begin(mark_type);
+    if (mark == NULL) return NULL;
+    mark->passes = (Passes *)Py_NewRef(object);
+    mark->index = index;
+    return (PyObject *)mark;
+}
+
+static struct PyMemberDef PASSES_MEMBERS[] = {
+    {"summing", T_INT, offsetof(Passes, is_summing), 0, "whether gradients are summed when they arrive"},
+    {"seconds", T_DOUBLE, offsetof(Passes, seconds), 0, "time spent on sums"},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef PASSES_METHODS[] = {
+    {"begin", passes_begin, METH_NOARGS, "begin(): a step begins"},
+    {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
+    {"mark", passes_mark, METH_O, "mark(index) -> a hook on a parameter that notes it"},
+    {"take", passes_take, METH_NOARGS, "take() -> reached; summed, with sums; indices and gradients of the rest"},
+    {"stepping", passes_stepping, METH_O,
+     "stepping(indices) -> indices and gradients of those not noted; whether any has one"},
+    {"rewritten", passes_rewritten, METH_O, "rewritten(indices) -> whether one has changed since it was noted"},
+    {"untouched", passes_untouched, METH_NOARGS, "untouched() -> whether the first noted gradient is as it was"},
+    {NULL, NULL, 0, NULL},
+};
+
+static void mark_end(PyObject *self) {
+    Py_XDECREF((PyObject *)((Mark *)self)->passes);
+    end(self);
+}
+
+static PyObject *mark_call(PyObject *object, PyObject *args, PyObject *kwargs) {
+    Mark *self = (Mark *)object;
+    PyObject *parameter = PyTuple_Size(args) == 1 ? PyTuple_GetItem(args, 0) : NULL;
+    (void)kwargs;
+    if (parameter == NULL || note(self->passes, self->index) < 0) return NULL;
+    if (self->passes->is_summing) sum_up(self->passes, self->index, parameter);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyType_Slot PASSES_SLOTS[] = {{Py_tp_new, passes_new},
+                                     {Py_tp_dealloc, passes_end},
+                                     {Py_tp_methods, PASSES_METHODS},
+                                     {Py_tp_members, PASSES_MEMBERS},
+                                     {0, NULL}};
+static PyType_Slot MARK_SLOTS[] = {{Py_tp_dealloc, mark_end}, {Py_tp_call, mark_call}, {0, NULL}};
+
+static PyType_Spec PASSES = {"keelscope._kernel.Passes", sizeof(Passes), 0, Py_TPFLAGS_DEFAULT, PASSES_SLOTS};
+static PyType_Spec MARK = {"keelscope._kernel.Mark", sizeof(Mark), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, MARK_SLOTS};
+
+int add_passes(PyObject *module) {
+    mark_type = add_type(module, "Mark", &MARK);
+    return mark_type != NULL && add_type(module, "Passes", &PASSES) != NULL ? 0 : -1;
+}
