@@ -24,7 +24,7 @@ from keelscope.store.memory import MemoryWriter
 from keelscope.store.names import clean
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
-from keelscope.store.schema import Row, RunLayout
+from keelscope.store.schema import Later, Row, RunLayout
 from keelscope.store.writer import RunWriter
 
 __all__ = ["STANDARD_SCALARS", "Journal", "as_number", "check_destination"]
@@ -55,8 +55,7 @@ class Journal:
     def __init__(self, path: str | Path | None, exists: str, pace: Pace | None = None) -> None:
         self._path, self._exists, self._pace = path, exists, pace
         self._writer: RunWriter | MemoryWriter | None = None
-        self._values: dict[int, Values] = {}
-        self._observed: dict[int, Mapping[str, NDArray[np.bool_]]] = {}
+        self._values: dict[int, tuple[Values, Mapping[str, NDArray[np.bool_]], Mapping[str, Later]]] = {}
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
         self._drawn: RunLayout
@@ -91,16 +90,21 @@ class Journal:
         self._clock.setdefault(step, time.monotonic() - self._start)
 
     def add(
-        self, step: int, values: Values, observed: Mapping[str, NDArray[np.bool_]] | None = None, *, kept: bool = True
+        self,
+        step: int,
+        values: Values,
+        observed: Mapping[str, NDArray[np.bool_]] | None = None,
+        later: Mapping[str, Later] | None = None,
+        *,
+        kept: bool = True,
     ) -> None:
-        """Attach the values of a recorded step, and which sites of each group were seen.
+        """Attach the values of a recorded step, which sites of each group were seen, and groups that wait.
 
         Those that are not `kept` are dropped when the row is written, unless `keep` is called before.
         """
         if not kept:
             self._spare.add(step)
-        self._values[step] = values
-        self._observed[step] = observed or {}
+        self._values[step] = values, observed or {}, later or {}
         self._clock.setdefault(step, time.monotonic() - self._start)
 
     def flush(self, before: int) -> None:
@@ -130,11 +134,11 @@ class Journal:
             writer = self._writer or self._create(step, scalars)
             self._widen(writer, scalars)
             known = {name: value for name, value in scalars.items() if name in self._known}
-            values, observed = self._values.pop(step, {}), self._observed.pop(step, {})
+            values, observed, later = self._values.pop(step, ({}, {}, {}))
             if step in self._spare:
                 self._spare.remove(step)
-                values, observed = {}, {}
-            writer.append(fitted(Row(step, self._clock.pop(step), values, known, observed), self._drawn))
+                values, observed, later = {}, {}, {}
+            writer.append(fitted(Row(step, self._clock.pop(step), values, known, observed, later), self._drawn))
             self._written = step
 
     def redraw(self) -> None:

@@ -18,25 +18,30 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope.assembly import ClosingRow
 from keelscope.axes import lay_axes, longer, usable
 from keelscope.board import Fetched
 from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.changes import Tree, left, merged
 from keelscope.compiled import Eager
-from keelscope.containment import contained, warn_once
+from keelscope.containment import contained
 from keelscope.coverage import coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import draw_layout, trimmed
 from keelscope.lossscale import LossScale
-from keelscope.observed import observed
 from keelscope.pages import Sheet
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Axis, Probe, Tap, fits_site, group_of, seeks
+from keelscope.probe import Axis, Probe, Tap, fits_site, seeks
 from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
-from keelscope.rows import RowValues, module_calls, parameter_calls, probe_extents, probe_values, total_norm
+from keelscope.rows import (
+    RowValues,
+    module_calls,
+    parameter_calls,
+    total_norm,
+)
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site
@@ -216,17 +221,12 @@ class Recorder:
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
-        row = RowValues({group_of(probe): {} for probe in due}, {})
-        for probe in due:
-            try:
-                found, seen = self._values(probe, step, sheet, fetched, factor)
-            except Exception as error:  # one probe's fault costs the others nothing
-                warn_once(self, error, probe.name)
-                continue
-            group, axis = group_of(probe), self.axes[group_of(probe)]
-            row.values[group] |= {key: values[axis] for key, values in found.items()}
-            if probe.tap.axis is Axis.PARAMETER:
-                row.observed[group] = seen[axis] | row.observed.get(group, False)
+        closing = ClosingRow(
+            *(step, sheet, fetched, factor, self._scale, self.ranks, self.plan),
+            *((self.residuals, self.gates, self.look.topology), self.axes, self.extents),
+            is_first=not self._recorded,
+        )
+        row = closing.finish(due, self, at_once=self._keep_calls)
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
@@ -307,10 +307,10 @@ class Recorder:
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
         found |= self._scale.logged
-        groups = {group_of(probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT}
-        gradients = [group for group in groups if "norm" in row.values.get(group, {})]
-        if gradients and self.ranks.reduce in {"", "replica"}:
-            found["grad_norm_total"] = total_norm(row, gradients[0])
+        norms = [total_norm(row, probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
+        known = [norm for norm in norms if norm is not None]
+        if known and self.ranks.reduce in {"", "replica"}:
+            found["grad_norm_total"] = known[0]
         return found
 
     def milliseconds(self) -> float:
@@ -333,18 +333,3 @@ class Recorder:
         if grad_enabled and not self.current.has_calls:
             self.parameters.attach()  # again, for parameters unfrozen since the step began
         return self.current
-
-    def _values(
-        self, probe: Probe, step: StepRecord, sheet: Sheet, fetched: Fetched, factor: float
-    ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
-        beside = self.residuals, self.gates, self.look.topology
-        observations, sites, blocks = observed(probe, step, sheet, self.plan, beside)
-        lengths = self.extents.setdefault(group_of(probe), {})
-        if not self._recorded:
-            for dim, length in probe_extents(probe, observations, fetched).items():
-                lengths[dim] = max(length, lengths.get(dim, 1))
-        unscaled = not probe.tap.of_gradient or (probe.tap is Tap.STEP_GRADIENT and not self._scale.in_step)
-        scale = 1.0 if unscaled else factor * self.ranks.share(probe.tap)
-        found, seen = probe_values(probe, observations, fetched, sites, factor=scale, extents=lengths, blocks=blocks)
-        self.ranks.whole(probe, found, seen, self.gates.indices)
-        return found, seen

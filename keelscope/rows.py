@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from keelscope.board import Fetched, Slot, gather
 from keelscope.calls import Call, CallRecord, ParameterCalls, ParameterRecord, TermSlots, terms_of
 from keelscope.pages import Blocks, no_blocks
-from keelscope.probe import Probe, Tap
+from keelscope.probe import Probe, Tap, group_of
 from keelscope.statistics import NORM, Columns, Statistic, Terms
+from keelscope.waiting import WaitingGroup
 
 __all__ = [
     "Observations",
@@ -43,10 +44,25 @@ class RowValues:
     """Statistic -> ``[site, ...]``, NaN where nothing was seen."""
     observed: dict[str, NDArray[np.bool_]]
     """``[site]`` for the parameter groups, where every statistic of a seen parameter is a computed one."""
+    later: dict[str, WaitingGroup] = field(default_factory=dict)
+    """Groups that are finished when they are written."""
 
 
-def total_norm(row: RowValues, group: str) -> float:
-    """Norm of all parameter gradients together; NaN if one of them is NaN, or none arrived."""
+def total_norm(row: RowValues, probe: Probe) -> float | None:
+    """Norm of all parameter gradients together.
+
+    Args:
+        row: the row.
+        probe: of parameter gradients.
+
+    Returns:
+        The norm, NaN if one of them is NaN or none arrived; None if the probe takes no norms.
+    """
+    group = group_of(probe)
+    if group in row.later:
+        return row.later[group].total_norm(probe)
+    if "norm" not in row.values.get(group, {}):
+        return None
     seen = row.values[group]["norm"][row.observed[group]]
     return float(np.sqrt(np.square(seen).sum())) if seen.size else math.nan
 

@@ -265,7 +265,7 @@ class Watch:
         row, step, schedule = self._recorder.take(), self._step, self._schedule
         own = self._recorder.scalars(row)
         if schedule.records(step):
-            self._journal.add(step, row.values, row.observed, kept=schedule.keeps(step))
+            self._journal.add(step, row.values, row.observed, row.later, kept=schedule.keeps(step))
             own |= schedule.scalars(step)
         self._journal.log(step, own := {name: v for name, v in own.items() if not self._journal.has(step, name)})
         schedule.see_all(step, own)

@@ -15,7 +15,7 @@ from keelscope.store.names import ALL, OBSERVED, WALL_TIME
 from keelscope.store.overview import Overview
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
-from keelscope.store.rows import PackedRow, RowPacker
+from keelscope.store.rows import PackedRow, RowPacker, settle
 from keelscope.store.schema import SCALARS, Row, RunLayout
 
 __all__ = ["MemoryWriter"]
@@ -47,7 +47,7 @@ class MemoryWriter:
         """
         if not self._table.live:
             raise UsageError("This recording is closed; no more rows can be added.")
-        self._table.add(self._packer.pack(row))
+        self._table.add(*settle([self._packer.pack(row)]))
 
     def change(self, layout: RunLayout) -> bool:
         """From the next row on, record more; the rows so far hold NaN there.

@@ -1,12 +1,14 @@
 """Turns a `Row` into checked arrays that belong to the store, so that training may go on changing its own.
 
-`RowPacker.pack` is the only work done in the training thread; `commit` and `memory` take the `PackedRow`s.
+`RowPacker.pack` is the only work done in the training thread; `settle` finishes what waits, and `commit` and `memory`
+take the `PackedRow`s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +16,12 @@ from numpy.typing import NDArray
 from keelscope.errors import UsageError
 from keelscope.store.layout import checked, row_shape
 from keelscope.store.names import OBSERVED
-from keelscope.store.schema import Row, RunLayout
+from keelscope.store.schema import Later, Row, RunLayout
 
-__all__ = ["PackedRow", "RowPacker"]
+__all__ = ["PackedRow", "RowPacker", "settle"]
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Statistic -> shape ``[site, ...]`` of one row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,8 @@ class PackedRow:
     """``[scalar]`` in the order of the layout; NaN where nothing was logged."""
     layout: RunLayout
     """What it fits."""
+    later: Mapping[str, tuple[Later, Shapes]] = field(default_factory=dict)
+    """Groups that wait for `settle`."""
 
 
 class RowPacker:
@@ -69,13 +76,18 @@ class RowPacker:
         self.unknown_scalars |= row.scalars.keys() - set(self.layout.scalars)
         groups = {name: self._pack_group(name, row) for name in row.values if name not in self._left_out}
         scalars = np.array([row.scalars.get(name, np.nan) for name in self.layout.scalars], dtype=np.float64)
+        later = {name: (it, self._shapes_of(name, row)) for name, it in row.later.items() if name not in self._left_out}
         self.last = row.step
-        return PackedRow(int(row.step), float(row.wall_time), groups, scalars, self.layout)
+        return PackedRow(int(row.step), float(row.wall_time), groups, scalars, self.layout, later)
 
-    def _pack_group(self, name: str, row: Row) -> dict[str, NDArray[np.generic]]:
+    def _shapes_of(self, name: str, row: Row) -> Shapes:
         shapes = self._shapes.get(name)
         if shapes is None:
             raise UsageError(f"Row {row.step} holds group {name!r}, which the layout does not have.")
+        return shapes
+
+    def _pack_group(self, name: str, row: Row) -> dict[str, NDArray[np.generic]]:
+        shapes = self._shapes_of(name, row)
         values = row.values[name]
         unknown = values.keys() - shapes.keys()
         if unknown:
@@ -96,3 +108,50 @@ class RowPacker:
             raise UsageError(f"Row {row.step}: observed[{name!r}] has shape {seen.shape}, expected one entry per site.")
         packed[OBSERVED] = seen.astype(np.uint8)
         return packed
+
+
+def settle(rows: Sequence[PackedRow]) -> list[PackedRow]:
+    """Finish the groups that wait, those of many rows at once.
+
+    Args:
+        rows: in order.
+
+    Returns:
+        The same rows with all their groups.
+
+    Raises:
+        UsageError: if a group does not fit the layout.
+    """
+    waiting: dict[Hashable, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        for name, (later, _) in row.later.items():
+            waiting[name, later.key].append(place)
+    groups = [dict(row.groups) for row in rows]
+    for (name, _), places in waiting.items():  # type: ignore[misc]
+        blocks = _finished(name, [rows[place].later[name] for place in places])
+        for index, place in enumerate(places):
+            groups[place][name] = {statistic: block[index] for statistic, block in blocks.items()}
+    return [replace(row, groups=own, later={}) if row.later else row for row, own in zip(rows, groups, strict=True)]
+
+
+def _finished(name: str, several: Sequence[tuple[Later, Shapes]]) -> dict[str, NDArray[np.generic]]:
+    """Statistic, and whether sites were observed -> ``[row, site, ...]``."""
+    first, shapes = several[0]
+    values, seen = first.together([later for later, _ in several])
+    blocks: dict[str, NDArray[np.generic]] = {}
+    for statistic, shape in shapes.items():
+        found = values.get(statistic)
+        block = np.full((len(several), *shape), np.nan) if found is None else found[:, : shape[0]]
+        if block.shape[1:] != shape:
+            raise UsageError(f"{name}/{statistic} has shape {block.shape[1:]}, expected {shape}.")
+        blocks[statistic] = block
+    if seen is None:
+        seen = np.any([_has_value(block) for block in blocks.values()], axis=0)
+    blocks[OBSERVED] = seen[:, : next(iter(shapes.values()))[0]].astype(np.uint8)
+    return blocks
+
+
+def _has_value(block: NDArray[np.generic]) -> NDArray[np.bool_]:
+    """``[row, site]`` of ``[row, site, ...]``."""
+    found: NDArray[np.bool_] = np.logical_not(np.isnan(block).reshape(*block.shape[:2], -1).all(axis=2))
+    return found

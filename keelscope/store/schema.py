@@ -6,8 +6,9 @@ The read half gets the same records back from the file. `docs/file-format.md` sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "CoverageEntry",
     "GroupSpec",
+    "Later",
     "PartInfo",
     "Row",
     "RunInfo",
@@ -189,6 +191,25 @@ class RunLayout:
     part: PartInfo = PartInfo()
 
 
+class Later(Protocol):
+    """Values of one group that are finished when they are written, with those of the rows beside it."""
+
+    @property
+    def key(self) -> Hashable:
+        """Those with the same one can be finished together."""
+
+    def together(self, several: Sequence[Any], /) -> tuple[Mapping[str, NDArray[np.float64]], NDArray[np.bool_] | None]:
+        """Finish those of several rows.
+
+        Args:
+            several: with the same key.
+
+        Returns:
+            Statistic -> ``[row, site, ...]``, of at least the group's sites; and ``[row, site]``, whether they were
+            seen, None where those were that have a value.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One recorded optimizer step."""
@@ -204,3 +225,5 @@ class Row:
     observed: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     """``observed[group]`` is ``[site]``: whether the site was seen on this step, so that a NaN there is a computed one.
     For a group left out here, a site counts as observed when any of its statistics is not NaN."""
+    later: Mapping[str, Later] = field(default_factory=dict)
+    """Groups in place of those in `values`."""

@@ -17,7 +17,7 @@ from keelscope.store.commit import State
 from keelscope.store.destination import Claim
 from keelscope.store.pace import Pace
 from keelscope.store.rotation import PartWriter, reason
-from keelscope.store.rows import PackedRow
+from keelscope.store.rows import PackedRow, settle
 from keelscope.store.schema import RunLayout
 
 __all__ = ["Worker"]
@@ -143,7 +143,7 @@ class Worker:
         """Rows that wait, up to the first of another layout."""
         with self._wake:
             rows = [row for _, row in list(self._queue)[: min(4 * self._pace.batch, _LARGEST_BATCH)]]
-        return list(takewhile(lambda row: row.layout is rows[0].layout, rows))
+        return settle(list(takewhile(lambda row: row.layout is rows[0].layout, rows)))
 
     def _guarded(self, action: Callable[[], None]) -> None:
         """Run something that writes; on any error stop recording. Training must go on whatever it was."""
