@@ -147,7 +147,10 @@ def main(names: list[str], tiles: list[str]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if "W2" in tiles:
-        hide_torchvision()
+        try:
+            importlib.import_module("torchvision")  # Composer takes it from where it is
+        except Exception:  # whatever it is that is wrong with it
+            hide_torchvision()
         importlib.import_module("transformers").GPT2LMHeadModel  # noqa: B018  (imported when asked for)
     for name in names:
         try:
