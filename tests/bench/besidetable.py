@@ -124,9 +124,9 @@ def compared(results: Results) -> str:
             continue
         parts: dict[str, list[str]] = {"Cheaper": [], "Not told apart": [], "Dearer": []}
         for row in others:
-            apart = abs(found[row][0] - own[0]) > known(found[row], own)
+            apart = abs(max(0, found[row][0]) - own[0]) > known(found[row], own)  # nothing costs less than nothing
             kind = "Not told apart" if not apart else "Cheaper" if found[row][0] < own[0] else "Dearer"
-            factor = f", {found[row][0] / own[0]:.1f} times" if kind == "Dearer" and own[0] > known(own) else ""
+            factor = f", {found[row][0] / own[0]:.1f} times" if kind == "Dearer" and own[0] > 2 * known(own) else ""
             parts[kind].append(f"{row.title} ({found[row][0]:+.0%}{factor})")
         told = " ".join(f"{kind}: {', '.join(names) or 'none'}." for kind, names in parts.items())
         lines.append(f"- **{tile}**, keelscope {own[0]:+.0%}. {told}")
