@@ -13,7 +13,7 @@ DEV := $(VENV)/.dev-installed
 
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help demo test bench bench-dashboard bench-storage dash docs pages wheel lint format clean
+.PHONY: help demo test bench bench-dashboard bench-peers bench-storage dash docs pages wheel lint format clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -55,6 +55,9 @@ bench: $(DEV) ## Measure what watching costs and rewrite its part of docs/benchm
 
 bench-dashboard: $(DEV) ## Measure the dashboard on a long, deep run and rewrite its part of docs/benchmarks.md (15 minutes)
 	@$(BIN)/python tests/bench/dashboard.py
+
+bench-peers: $(RUNTIME) ## Measure what others use, in environments in build/peers, and rewrite its part of docs/benchmarks.md (30 minutes)
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/bench/beside.py
 
 bench-storage: $(RUNTIME) ## Measure writing, sealing and reading of run files and rewrite their part of docs/benchmarks.md (10 minutes)
 	@$(BIN)/python tests/bench/storage.py

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import shutil
 import socket
 import statistics
@@ -25,15 +24,14 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from longrun import layout_of, rows_of, write_run
+from page import PAGE, replaced
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from keelscope.store.writer import RunWriter
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
 ARGUMENTS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 LOADS, MOVES, TILES, RUNS = 5, 120, 20, 300
-BEGIN, END = "<!-- dashboard -->\n", "<!-- end of dashboard -->\n"
 SCRUB = """async (n) => {
   const input = document.getElementById("step"), [low, high] = [Number(input.min), Number(input.max)], times = [];
   for (let i = 0; i < n; i++) {
@@ -217,7 +215,7 @@ def section(options: argparse.Namespace, rows: list[tuple[str, str, str]], chrom
     cpu = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
     versions = ", ".join(f"{name} {version(name)}" for name in ("dash", "plotly", "h5py", "numpy"))
     body = "\n".join(f"| {name} | {value} | {target} |" for name, value, target in rows)
-    return f"""{BEGIN}
+    return f"""
 ## Dashboard
 
 `make bench-dashboard` writes a run of {options.layers:,} layers and {options.steps:,} steps, serves it with
@@ -233,7 +231,7 @@ Chromium {chromium}.
 
 A tile that has not been read yet is pooled in parts of 0.4 s: the page is usable at once and fills from the first step
 on.
-{END}"""
+"""
 
 
 def main() -> None:
@@ -246,8 +244,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=list(ARGUMENTS))
         rows, used = measured(browser, Path(temporary), options), browser.version
         browser.close()
-    text = re.sub(f"{BEGIN}.*{END}", "", PAGE.read_text(), flags=re.DOTALL).rstrip("\n")
-    PAGE.write_text(f"{text}\n\n{section(options, rows, used)}")
+    PAGE.write_text(replaced(PAGE.read_text(), "dashboard", section(options, rows, used)))
 
 
 def measured(browser: Browser, folder: Path, options: argparse.Namespace) -> list[tuple[str, str, str]]:

@@ -1,17 +1,16 @@
-"""Whole models, growth with depth, and processes: what tiles do not show; and the page that all of it goes to."""
+"""Whole models, growth with depth, and processes: what tiles do not show."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -19,15 +18,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from longrun import write_run
-from targets import targets_of
-from workloads import WORKLOADS, Stack, Training, Workload, tokens
+from pairs import peak_kilobytes
+from workloads import WORKLOADS, Stack, Training, tokens
 
 import keelscope as ks
 from keelscope import kernel
 
-__all__ = ["described", "growth", "page_of", "processes", "wholes"]
+__all__ = ["described", "growth", "processes", "wholes"]
 
-DASHBOARD = "<!-- dashboard -->"  # where the part that dashboard.py writes begins
 DEPTHS = (32, 128, 512, 2048)  # blocks of two sub-layers
 
 
@@ -64,16 +62,8 @@ def whole(name: str, mode: str) -> dict[str, float]:
             times = [_cpu(training.step) for _ in range(steps)]
     middle = statistics.median(times[2:])
     recorded = times[10] if mode == "every=10" else middle  # steps 0 and 10 are recorded; 0 also looks at the graph
-    peak = _peak_kilobytes() / 1024
+    peak = peak_kilobytes() / 1024
     return {"step": middle, "mean": (9 * middle + recorded) / 10, "peak_mb": peak, "first": times[0]}
-
-
-def _peak_kilobytes() -> int:
-    """Largest resident memory of this process; what getrusage says includes that of the parent."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        return int(next(line for line in status.read_text().splitlines() if line.startswith("VmHWM")).split()[1])
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _cpu(step: Callable[[], None]) -> float:
@@ -166,17 +156,6 @@ def described() -> str:
     load = f"load average when it was made {os.getloadavg()[1]:.1f}"
     cpu = names[0] if names else platform.processor()
     return f"{cpu}, {len(names)} cores, 1 thread used; Python {platform.python_version()}, {packages}; {kind}; {load}"
-
-
-def page_of(told: str, machine: str, workloads: Iterable[Workload], pairs: int, parts: Sequence[str]) -> str:
-    """The page, with the part that dashboard.py writes left as it is."""
-    shapes = "\n".join(f"- **{w.name}**: {w.doc}." for w in workloads)
-    template = (Path(__file__).parent / "benchmarks.md.in").read_text()
-    values = {"pairs": pairs, "machine": machine, "shapes": shapes}
-    values["targets"] = targets_of(parts[0])
-    values |= dict(zip(("tiles", "wholes", "growth", "processes"), parts, strict=True))
-    dashboard = told[told.find(DASHBOARD) :] if DASHBOARD in told else ""
-    return template.format(**values) + ("\n" + dashboard if dashboard else "")
 
 
 if __name__ == "__main__":

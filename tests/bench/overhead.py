@@ -8,68 +8,16 @@ from __future__ import annotations
 
 import argparse
 import runpy
-import statistics
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from machine import described, growth, page_of, processes, wholes
+from machine import described, growth, processes, wholes
+from page import PAGE, page_of
+from pairs import Attach, bare, measure
 from peers import PEERS
-from workloads import WORKLOADS, Training, Workload
-
-import keelscope as ks
-from keelscope import kernel
-from keelscope.probe import resolve_probes
-
-Attach = Callable[[Training], AbstractContextManager[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Watched over bare."""
-
-    low: float
-    median: float
-    mean: float
-    """Total over total: where only some steps are recorded, the only one that sees them."""
-    wall: float
-    extra_ms: float
-    size: float
-    """Bytes of the run file per recorded step."""
-
-
-def watched(name: str = "", *, each: str = "", compiled: bool = True, **options: object) -> Attach:
-    """A watch writing to a file, as users run it; `each` names probes that record on every recorded step here."""
-
-    @contextmanager
-    def attach(training: Training) -> Iterator[object]:
-        chosen = dict(options)
-        if name:
-            chosen["sites"] = lambda _, module: type(module).__name__ == name or "Norm" in type(module).__name__
-        if each:
-            chosen["probes"] = [replace(probe, every=1) for probe in resolve_probes(each)]
-        native = kernel._native
-        if not compiled:
-            kernel._native = None
-        with tempfile.TemporaryDirectory() as folder:
-            session = ks.watch(training.model, f"{folder}/run.h5", optimizer=training.optimizer, **chosen)
-            with session:
-                yield session
-            kernel._native = native
-            training.size = session.path.stat().st_size
-
-    return attach
-
-
-@contextmanager
-def bare(_: Training) -> Iterator[None]:
-    yield
-
+from watchers import watched
+from workloads import WORKLOADS, Workload
 
 EVERYTHING = "default,norms,sublayers,inputs,updates,tokens,attention"
 
@@ -98,38 +46,6 @@ def variants(workload: Workload) -> dict[str, Attach]:
         found["all but jacobians"] = watched(probes=EVERYTHING)
         found |= PEERS
     return found
-
-
-def measure(workload: Workload, attach: Attach, pairs: int) -> Ratio:
-    """Interleave bare and instrumented steps of two equal trainings."""
-    trainings = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        trainings.append(Training(workload.model(), workload.batch()))
-    times: tuple[list[float], list[float]] = ([], [])
-    walls: tuple[list[float], list[float]] = ([], [])
-    with attach(trainings[1]):
-        for pair in range(-5, pairs):
-            for which in (0, 1) if pair % 2 else (1, 0):
-                start, wall = time.process_time(), time.perf_counter()
-                trainings[which].step()
-                if pair >= 0:
-                    times[which].append(time.process_time() - start)
-                    walls[which].append(time.perf_counter() - wall)
-    return ratio(times, walls, trainings[1].size / (pairs + 5))
-
-
-def ratio(times: tuple[list[float], list[float]], walls: tuple[list[float], list[float]], size: float) -> Ratio:
-    tenth = [sorted(several)[len(several) // 10] for several in times]
-    middle = [statistics.median(several) for several in times]
-    return Ratio(
-        low=tenth[1] / tenth[0],
-        median=middle[1] / middle[0],
-        mean=sum(times[1]) / sum(times[0]),
-        wall=statistics.median(walls[1]) / statistics.median(walls[0]),
-        extra_ms=1e3 * (tenth[1] - tenth[0]),
-        size=size,
-    )
 
 
 def table(pairs: int, only: str) -> str:
@@ -173,8 +89,8 @@ if __name__ == "__main__":
     measured = table(arguments.pairs, arguments.only)
     if not arguments.only:
         parts = [measured, *["Not measured yet."] * 3]
-        page = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+        shapes = [(workload.name, workload.doc) for workload in WORKLOADS]
         later = (wholes, growth, lambda: processes(arguments.report_steps))
         for place, part in enumerate((None, *later)):
             parts[place] = part() if part else measured
-            page.write_text(page_of(page.read_text(), described(), WORKLOADS, arguments.pairs, parts))
+            PAGE.write_text(page_of(PAGE.read_text(), described(), shapes, arguments.pairs, parts))

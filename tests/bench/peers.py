@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from pairs import Attach
 from torch import nn
 from workloads import Training
 
-__all__ = ["PEERS"]
-
-Attach = Callable[[Training], contextlib.AbstractContextManager[object]]
+__all__ = ["PEERS", "is_leaf", "naive", "underflow", "wandb_watch"]
 
 
 def naive(chosen: Callable[[nn.Module], bool]) -> Attach:
@@ -50,18 +49,22 @@ def parameter_norms(model: nn.Module) -> None:
             parameter.grad.norm().item()
 
 
-@contextmanager
-def wandb_watch(training: Training) -> Iterator[None]:
-    """``wandb.watch(log="all", log_freq=1)``, offline; the time of its helper process is not in the figures."""
-    import wandb
+def wandb_watch(log_freq: int) -> Attach:
+    """``wandb.watch(log="all")``, offline; the time of its helper process is not in the figures."""
 
-    os.environ["WANDB_SILENT"] = "true"
-    with tempfile.TemporaryDirectory() as folder, wandb.init(mode="offline", dir=folder) as run:
-        run.watch(training.model, log="all", log_freq=1)
-        handle = training.optimizer.register_step_post_hook(lambda *_: run.log({"loss": 0.0}))
-        yield
-        handle.remove()
-        run.unwatch(training.model)
+    @contextmanager
+    def attach(training: Training) -> Iterator[None]:
+        import wandb
+
+        os.environ["WANDB_SILENT"] = "true"
+        with tempfile.TemporaryDirectory() as folder, wandb.init(mode="offline", dir=folder) as run:
+            run.watch(training.model, log="all", log_freq=log_freq)
+            handle = training.optimizer.register_step_post_hook(lambda *_: run.log({"loss": 0.0}))
+            yield
+            handle.remove()
+            run.unwatch(training.model)
+
+    return attach
 
 
 @contextmanager
@@ -84,4 +87,4 @@ PEERS: dict[str, Attach] = {
     "transformers DebugUnderflowOverflow": underflow,
 }
 if importlib.util.find_spec("wandb"):
-    PEERS["wandb.watch(all, log_freq=1), offline"] = wandb_watch
+    PEERS["wandb.watch(all, log_freq=1), offline"] = wandb_watch(1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from page import PAGE, replaced
 
 from keelscope.store.commit import Committer
 from keelscope.store.encoding import create_objects
@@ -33,8 +33,6 @@ from keelscope.store.sealedfile import logical_bytes
 from keelscope.store.sealing import seal
 from keelscope.store.writer import RunWriter
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- storage -->\n", "<!-- end of storage -->\n"
 COMMIT_ROWS, COMMIT_STATISTICS, REPEATS = 512, 20, 15
 Lines = list[tuple[str, str, str]]
 
@@ -155,7 +153,7 @@ def section(lines: Lines) -> str:
     cpu = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
     versions = ", ".join(f"{name} {version(name)}" for name in ("h5py", "numpy"))
     body = "\n".join(f"| {name} | {value} | {target} |" for name, value, target in lines)
-    return f"""{BEGIN}
+    return f"""
 ## Run files
 
 `make bench-storage` writes, seals and reads run files (see [file format](file-format.md)). Sizes are relative to the
@@ -166,7 +164,7 @@ Machine: {cpu or platform.processor()}, {os.cpu_count()} cores; Python {platform
 | measure | value | target |
 |---|---|---|
 {body}
-{END}"""
+"""
 
 
 def main() -> None:
@@ -186,8 +184,7 @@ def main() -> None:
             lines += found
             for line in found:
                 print(*line, sep=" | ", flush=True)
-    text = re.sub(f"{BEGIN}.*{END}", "", PAGE.read_text(), flags=re.DOTALL).rstrip("\n")
-    PAGE.write_text(f"{text}\n\n{section(lines)}")
+    PAGE.write_text(replaced(PAGE.read_text(), "storage", section(lines)))
 
 
 if __name__ == "__main__":
