@@ -6,6 +6,7 @@ A site is a path, so that what stands at a path now takes over its column; new p
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 
 __all__ = ["Tree", "left", "merged"]
 
-_Entry = tuple[nn.Module, list[object]]
+_Entry = tuple[Any, ...]
 """A module; its children, and the identities of its parameters, which compare entry by entry."""
 
 
@@ -36,8 +37,8 @@ class Tree:
         Returns:
             The answer.
         """
-        # one list, no calls: asked at every recorded step, of every module
-        if not any([[*m._modules.values(), *map(id, m._parameters.values())] != known for m, known in self._known]):  # noqa: C419
+        # one list: asked at every recorded step, of every module
+        if not any([_entry(known[0]) != known for known in self._known]):  # noqa: C419
             return False
         self._known = _entries(model)
         return True
@@ -90,4 +91,8 @@ def _gone(watched: WatchedParameter) -> WatchedParameter:
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
-    return [(m, [*m._modules.values(), *map(id, m._parameters.values())]) for m in model.modules()]
+    return [_entry(module) for module in model.modules()]
+
+
+def _entry(module: nn.Module) -> _Entry:
+    return module, *module._modules.values(), *map(id, module._parameters.values())
