@@ -6,6 +6,7 @@ A site is a path, so that what stands at a path now takes over its column; new p
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -14,7 +15,7 @@ from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 
 __all__ = ["Tree", "left", "merged"]
 
-_Entry = tuple[nn.Module, list[object]]
+_Entry = tuple[Any, ...]
 """A module; its children, and the identities of its parameters, which compare entry by entry."""
 
 
@@ -38,9 +39,8 @@ class Tree:
             The answer.
         """
         changed = kernel.tree_changed(self._known)
-        if changed is None:  # one list, no calls: asked at every recorded step, of every module
-            known = self._known
-            changed = any([[*m._modules.values(), *map(id, m._parameters.values())] != held for m, held in known])  # noqa: C419
+        if changed is None:  # one list: asked at every recorded step, of every module
+            changed = any([_entry(known[0]) != known for known in self._known])  # noqa: C419
         if not changed:
             return False
         self._known = _entries(model)
@@ -94,4 +94,8 @@ def _gone(watched: WatchedParameter) -> WatchedParameter:
 
 
 def _entries(model: nn.Module) -> list[_Entry]:
-    return [(m, [*m._modules.values(), *map(id, m._parameters.values())]) for m in model.modules()]
+    return [_entry(module) for module in model.modules()]
+
+
+def _entry(module: nn.Module) -> _Entry:
+    return module, *module._modules.values(), *map(id, module._parameters.values())

@@ -217,7 +217,7 @@ def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]])
     return None if _native is None else _native.Passes(owner, parameters)
 
 
-def tree_changed(entries: list[tuple[nn.Module, list[object]]]) -> bool | None:
+def tree_changed(entries: list[tuple[Any, ...]]) -> bool | None:
     """Whether modules or parameters of a model came, went or were replaced.
 
     Args:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from typing import TypeVar
 
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
@@ -53,6 +54,9 @@ class WatchedParameter:
     parameter: nn.Parameter
     owner: nn.Module
     site: Site
+
+
+_Watched = TypeVar("_Watched", WatchedModule, WatchedParameter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +146,14 @@ def relabelled(plan: SitePlan, model: nn.Module) -> SitePlan:
     parameters = {id(watched.parameter): watched.site for watched in fresh.parameters}
     return replace(
         plan,
-        modules=tuple(replace(w, site=modules.get(id(w.module), w.site)) for w in plan.modules),
-        parameters=tuple(replace(w, site=parameters.get(id(w.parameter), w.site)) for w in plan.parameters),
+        modules=tuple(_under(w, modules.get(id(w.module))) for w in plan.modules),
+        parameters=tuple(_under(w, parameters.get(id(w.parameter))) for w in plan.parameters),
     )
+
+
+def _under(watched: _Watched, site: Site | None) -> _Watched:
+    """The same under another label; itself where nothing has changed, since others hold it too."""
+    return watched if site is None or site == watched.site else replace(watched, site=site)
 
 
 def _clean_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +50,7 @@ class Look:
         """Identity of every module that ran while listened to."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
+        self._modules: Sequence[tuple[str, nn.Module]] = ()
         self._placed: list[tuple[nn.Module, int, int]] = []
         """Modules, and the numbers of the hooks on them."""
         self._is_read = False
@@ -68,8 +70,8 @@ class Look:
             return
         self._reader, self._is_read = GraphReader(model, keep=keep), False
         self._left = _MOST_FORWARDS * len(modules)
-        for path, module in modules:
-            self._listen(path, module)
+        self._modules = modules
+        self._put_on()
 
     @contained
     def read(self) -> None:
@@ -80,6 +82,7 @@ class Look:
         if self._reader is None or self._is_read:
             return
         self._is_read = True
+        self._take_off()  # first: they take as much memory as the graph
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -90,18 +93,16 @@ class Look:
         if live is not None:
             self.on_read(topology, live)
         self._reader = reader
-        if not (reader.is_waiting and self._is_first):
+        if reader.is_waiting and self._is_first:
+            self._put_on()
+        else:
             self.stop()
 
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
-        for module, before, after in self._placed:
-            module._forward_pre_hooks.pop(before, None)
-            module._forward_pre_hooks_with_kwargs.pop(before, None)
-            module._forward_hooks.pop(after, None)
-            module._forward_hooks_with_kwargs.pop(after, None)
-        self._placed.clear()
+        self._take_off()
+        self._modules = ()
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -113,10 +114,21 @@ class Look:
                 _log.info("structure: %s", reason)
         self._is_first = False
 
+    def _put_on(self) -> None:
+        for path, module in self._modules:
+            self._listen(path, module)
+
+    def _take_off(self) -> None:
+        for module, before, after in self._placed:
+            _drop(module._forward_pre_hooks, before)
+            _drop(module._forward_hooks, after)
+            _drop(module._forward_hooks_with_kwargs, after)
+        self._placed.clear()
+
     def _listen(self, path: str, module: nn.Module) -> None:
         owner = weakref.ref(self)
         try:
-            before = module.register_forward_pre_hook(BeforeModule(owner, path), with_kwargs=True)
+            before = module.register_forward_pre_hook(BeforeModule(owner, path))
             after = module.register_forward_hook(AfterModule(owner, path), with_kwargs=True)
         except (RuntimeError, AttributeError):
             self.ran.add(id(module))  # a scripted module takes no hooks; what it does is unknown
@@ -192,6 +204,13 @@ class AfterModule(Unscriptable):
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
+
+
+def _drop(hooks: dict[int, Any], number: int) -> None:
+    """Take a hook off; a dictionary that is empty afterwards also gives back the room for entries, which pop keeps."""
+    hooks.pop(number, None)
+    if not hooks:
+        hooks.clear()
 
 
 def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:

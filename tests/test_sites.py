@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from keelscope.errors import UnknownNameError
-from keelscope.sites import clean_path, is_norm, plan_sites
+from keelscope.sites import clean_path, is_norm, plan_sites, relabelled
 
 
 class Block(nn.Module):
@@ -179,3 +179,15 @@ def test_lazy_modules_have_no_size_yet():
 )
 def test_norms_are_known_by_their_class_name(module, norm):
     assert is_norm(module) == norm
+
+
+def test_labels_that_have_not_changed_stay_the_same_objects():
+    model = nn.Sequential(nn.LayerNorm(2), nn.LazyLinear(3))
+    plan = plan_sites(model, "leaves")
+    again = relabelled(plan, model)
+    assert all(new is old for new, old in zip(again.modules, plan.modules, strict=True))
+    assert all(new is old for new, old in zip(again.parameters, plan.parameters, strict=True))
+    model(torch.ones(1, 2))
+    later = relabelled(plan, model)
+    assert [new is old for new, old in zip(later.modules, plan.modules, strict=True)] == [True, False]
+    assert later.modules[1].site.numel == 9

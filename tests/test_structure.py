@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import keelscope as ks
 from keelscope.models import build
+from keelscope.structure import Look
+from keelscope.topology import GraphReader
 
 
 class Block(nn.Module):
@@ -86,3 +89,40 @@ def test_report_of_a_reference_model():
     run = ks.report(model, torch.arange(12).view(2, 6), lambda output, _: output.square().mean()).run
     assert [s.form for s in run.info.sublayers][1:3] == ["n(x + F(n x))", "n(a x + F(n x))"]
     assert [s.alpha for s in run.info.sublayers] == [1, 1, 6, 6, 6, 6]
+
+
+def hooks_of(model):
+    names = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks", "_forward_hooks_with_kwargs")
+    return [getattr(module, name) for module in model.modules() for name in names]
+
+
+@pytest.mark.parametrize(("kind", "waits"), [("plain", False), ("reentrant", True)])
+def test_modules_are_not_listened_to_while_the_graph_is_read(kind, waits, monkeypatch):
+    model, tokens, counts = net(kind), torch.arange(6).reshape(2, 3), []
+    read = GraphReader.read
+
+    def counted(reader, *outputs):
+        counts.append(sum(map(len, hooks_of(model))))
+        return read(reader, *outputs)
+
+    monkeypatch.setattr(GraphReader, "read", counted)
+    look = Look(model)
+    look.listen([(path, module) for path, module in model.named_modules()], keep=False)
+    assert sum(map(len, hooks_of(model))) > 0
+    loss = model(tokens).square().mean()
+    look.read()
+    assert counts == [0]
+    assert bool(sum(map(len, hooks_of(model)))) is waits
+    loss.backward()
+    look.stop()
+    assert sum(map(len, hooks_of(model))) == 0
+    assert len(look.topology) == 3
+
+
+def test_dictionaries_of_hooks_give_back_their_room():
+    model = net("plain")
+    empty = [sys.getsizeof(hooks) for hooks in hooks_of(model)]
+    look = Look(model)
+    look.listen([(path, module) for path, module in model.named_modules()], keep=False)
+    look.stop()
+    assert [sys.getsizeof(hooks) for hooks in hooks_of(model)] == empty

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import typer.main
-from typer.core import TyperGroup
 
 from keelscope import plugins
 from keelscope.cli import (
@@ -28,6 +27,7 @@ from keelscope.cli import (
     train_command,
 )
 from keelscope.cli.output import closed_pipe_is_fine
+from keelscope.cli.parameters import PlainCommand, PlainGroup
 from keelscope.errors import CoverageWarning, KeelscopeError, PluginWarning, RecordingWarning
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ def create_app() -> typer.Typer:
     app.callback()(_options)
     for command in COMMANDS:
         command.add_command(app)
+    for registered in app.registered_commands:
+        registered.cls = PlainCommand
     return app
 
 
@@ -113,7 +115,7 @@ def _options(
     pass
 
 
-class _Group(TyperGroup):
+class _Group(PlainGroup):
     """A group that asks plugins for commands it does not know itself."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

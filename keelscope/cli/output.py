@@ -65,7 +65,7 @@ def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     columns = os.environ.get("COLUMNS", "")
     piped = int(columns) if columns.isdecimal() and int(columns) >= LEAST_WIDTH else PIPE_WIDTH
-    return Piped(stderr=stderr, highlight=False, width=None if stream.isatty() else piped)
+    return Piped(stderr=stderr, highlight=False, emoji=False, width=None if stream.isatty() else piped)
 
 
 @contextmanager

@@ -89,10 +89,10 @@ def report_target(
 
 def _judging(rules: str, file: Path | None, settings: list[str]) -> dict[str, Any]:
     """What `diagnose` is asked for beside the step; names are checked before anything is run."""
-    from keelscope.diagnosis.rules import rules_of
+    from keelscope.diagnosis.rules import check_set
     from keelscope.diagnosis.thresholds import parsed, read_thresholds, thresholds_with
 
-    rules_of(rules)
+    check_set(rules)
     changes = {**(read_thresholds(file) if file is not None else {}), **parsed(settings)}
     thresholds_with(changes)
     return {"rules": rules, "thresholds": changes}

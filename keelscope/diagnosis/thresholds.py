@@ -7,7 +7,6 @@ Rules and headline read `Evidence.thresholds`; nobody else compares with a numbe
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -118,6 +117,8 @@ def read_thresholds(path: Path) -> dict[str, float]:
     Raises:
         UsageError: if the file cannot be read, is no TOML, or holds no such table.
     """
+    import tomllib
+
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

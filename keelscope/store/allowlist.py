@@ -7,6 +7,8 @@ nothing is searched or walked.
 
 from __future__ import annotations
 
+import math
+
 import h5py
 import numpy as np
 
@@ -199,7 +201,7 @@ def _attribute(owner: h5py.Group | h5py.Dataset, name: str) -> object:
 def _check_size(dataset: h5py.Dataset, label: str, compressed: bool) -> None:
     stored = dataset.id.get_storage_size()
     itemsize = REFERENCE if dataset.dtype.kind == "O" else dataset.dtype.itemsize
-    chunk = int(np.prod(dataset.chunks or (0,), dtype=object)) * itemsize
-    declared = int(np.prod(dataset.shape, dtype=object)) * itemsize
+    chunk = math.prod(dataset.chunks or (0,)) * itemsize
+    declared = math.prod(dataset.shape) * itemsize
     if chunk > _MAX_CHUNK or declared > stored * (_DEFLATE if compressed else 1) + _SLACK:
         raise RefusedError(f"{label} declares {declared} bytes but stores {stored}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +77,8 @@ def check_schema(file: h5py.File, path: Path) -> None:
 
 
 def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("keelscope")
     except PackageNotFoundError:

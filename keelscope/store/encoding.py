@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import h5py
 import numpy as np
@@ -312,6 +311,8 @@ def _json(value: Mapping[str, object] | Sequence[object]) -> str:
 
 
 def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return version("keelscope")
     except PackageNotFoundError:

@@ -15,7 +15,7 @@ import struct
 import time
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ _HEAD = struct.Struct("<QQ")
 _MAX_TEXT = 256 * 2**20
 _PIECE = 2**20
 _T = TypeVar("_T")
+_Reader: typing.TypeAlias = Callable[[Any], Any]
 
 
 class BrokenFrameError(Exception):
@@ -119,7 +120,7 @@ def plain(value: Any) -> Any:
         A mapping from field to value.
     """
     if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: getattr(value, name) for name in _names(typing.cast("Hashable", type(value)))}
     return str(value)
 
 
@@ -142,33 +143,59 @@ def rebuilt(kind: type[_T], value: Any) -> _T:
         Stack(path='h', kind='Block', length=2, sublayers=0, main=True)
     """
     try:
-        return kind(**{name: _typed(hint, value[name]) for name, hint in _hints(typing.cast("Hashable", kind)).items()})
+        return kind(**{name: read(value[name]) for name, read in _readers(typing.cast("Hashable", kind))})
     except (KeyError, TypeError) as error:
         raise BrokenFrameError(f"{kind.__name__} without {error}") from error
 
 
 @functools.cache
-def _hints(kind: Hashable) -> dict[str, Any]:
-    """A run has thousands of records of a dozen kinds."""
-    return typing.get_type_hints(kind)
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
-def _typed(hint: Any, value: Any) -> Any:
+@functools.cache
+def _readers(kind: Hashable) -> tuple[tuple[str, _Reader], ...]:
+    """How the fields of a record are read: a run has thousands of records of a dozen kinds."""
+    return tuple((name, _reader(hint)) for name, hint in typing.get_type_hints(kind).items())
+
+
+def _reader(hint: Any) -> _Reader:
+    """Makes what was annotated of a JSON value, or raises."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple and isinstance(value, list):
-        return tuple(_typed(inner[0], item) for item in value)
-    if origin is Mapping and isinstance(value, dict):
-        return {str(key): _typed(inner[1], item) for key, item in value.items()}
+    if origin is tuple:
+        return functools.partial(_tuple, _reader(inner[0]))
+    if origin is Mapping:
+        return functools.partial(_mapping, _reader(inner[1]))
     if origin in {types.UnionType, typing.Union}:
-        return None if value is None else _typed(inner[0], value)
-    return value if hint is object else _single(hint, value)
+        return functools.partial(_optional, _reader(inner[0]))
+    if hint is object:
+        return _anything
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return functools.partial(rebuilt, hint)
+    return _number if hint is float else functools.partial(_plain, hint)
 
 
-def _single(hint: Any, value: Any) -> Any:
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return rebuilt(hint, value)
-    if hint is float and isinstance(value, int):
-        return float(value)
-    if isinstance(hint, type) and isinstance(value, hint):
+def _tuple(read: _Reader, value: Any) -> tuple[Any, ...]:
+    return tuple(map(read, _plain(list, value)))
+
+
+def _mapping(read: _Reader, value: Any) -> dict[str, Any]:
+    return {str(key): read(item) for key, item in _plain(dict, value).items()}
+
+
+def _optional(read: _Reader, value: Any) -> Any:
+    return None if value is None else read(value)
+
+
+def _anything(value: Any) -> Any:
+    return value
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int) else _plain(float, value)
+
+
+def _plain(kind: type[_T], value: Any) -> _T:
+    if isinstance(value, kind):
         return value
-    raise BrokenFrameError(f"{value!r:.40} is no {hint}")
+    raise BrokenFrameError(f"{value!r:.40} is no {kind.__name__}")

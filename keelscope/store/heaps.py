@@ -14,6 +14,7 @@ __all__ = ["HeapGuard"]
 
 _SIGNATURE: Final = b"GCOL\x01"
 _HEADER: Final = 16
+_OBJECT: Final = struct.Struct("<HHIQ")
 _BUDGET: Final = 64 * 2**20
 
 
@@ -64,7 +65,7 @@ def _is_sound(heap: bytes) -> bool:
     """Whether walking over the objects moves forward and ends at the end."""
     place = _HEADER
     while place + _HEADER <= len(heap):
-        index, _, _, size = struct.unpack_from("<HHIQ", heap, place)
+        index, _, _, size = _OBJECT.unpack_from(heap, place)
         step = _HEADER + (size + 7) // 8 * 8 if index else size
         if step < _HEADER or place + step > len(heap):
             return False

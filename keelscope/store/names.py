@@ -78,7 +78,7 @@ def clean(label: str) -> str:
         >>> clean("a/b 층 %2F"), clean("a" + chr(27) + "[31m")
         ('a/b 층 %2F', 'a�[31m')
     """
-    return _UNSTORABLE.sub("\ufffd", label)
+    return label if str.isprintable(label) else _UNSTORABLE.sub("\ufffd", label)
 
 
 def clean_text(text: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.store.history import Absence, SessionInfo
 from keelscope.store.schema import SCALARS, PartInfo
+from keelscope.store.series import united
 
 __all__ = ["PieceRows", "Strand", "Stretch", "Timeline", "weave"]
 
@@ -222,12 +222,8 @@ def _stretch(
     )
     if not strands:
         return Stretch(session, np.empty(0, np.int64), (), ())
-    steps = reduce(_union, (strand.steps for strand in strands))
+    steps = united(strand.steps for strand in strands)
     return Stretch(session, steps, strands, tuple(_rows(strand.steps, steps) for strand in strands))
-
-
-def _union(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
-    return left if np.array_equal(left, right) else np.union1d(left, right)
 
 
 def _rows(own: NDArray[np.int64], steps: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -244,7 +240,7 @@ def _describe(
     own = [(piece, limit) for piece, its, limit in zip(pieces, order, limits, strict=True) if its == session]
     parts = [piece.part for piece, _ in own]
     cut = [piece.steps[SCALARS][int(np.searchsorted(piece.steps[SCALARS], limit)) :] for piece, limit in own]
-    lost = np.setdiff1d(reduce(np.union1d, cut), stretch.steps) if cut else np.empty(0)
+    lost = np.setdiff1d(united(cut), stretch.steps, assume_unique=True) if any(map(len, cut)) else ()
     ranks = len({part.rank for part in parts})
     told = max(part.world_size for part in parts)
     return SessionInfo(

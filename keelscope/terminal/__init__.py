@@ -51,7 +51,7 @@ def as_text(view: Callable[[Console], RenderableType], *, width: int) -> str:
         Lines without trailing spaces, no colour codes.
     """
     out = io.StringIO()
-    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False, emoji=False)
     console.print(view(console))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 

@@ -7,9 +7,11 @@ a stack of a thousand sub-layers costs no more per node than a small one. No sav
 
 from __future__ import annotations
 
+import functools
 import heapq
 import math
 import re
+import sys
 from collections.abc import Iterable
 
 import torch
@@ -57,7 +59,13 @@ def operation(node: Node) -> str:
         >>> operation((torch.ones(2, requires_grad=True) * 3).grad_fn)
         'Mul'
     """
-    return _SUFFIX.sub("", node.name().rpartition("::")[2])
+    return _without_suffix(node.name())
+
+
+@functools.cache
+def _without_suffix(name: str) -> str:
+    """One text for all nodes of a kind."""
+    return sys.intern(_SUFFIX.sub("", name.rpartition("::")[2]))
 
 
 class Graph:
@@ -76,12 +84,12 @@ class Graph:
         self.names = [operation(node) for node in self.nodes]
         self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]
         """Per node its input tensors; None where one needs no gradient."""
-        self.readers: dict[Key, list[int]] = {}
+        self.readers: dict[Key, tuple[int, ...]] = {}
         """Per tensor the nodes that take it, one entry per use."""
         for i, keys in enumerate(self.inputs):
             for key in keys:
                 if key is not None:
-                    self.readers.setdefault(key, []).append(i)
+                    self.readers[key] = (*self.readers.get(key, ()), i)
         self._heavy: dict[int, bool] = {}
 
     def _inputs(self, node: Node) -> tuple[Key | None, ...]:

@@ -35,7 +35,18 @@ if TYPE_CHECKING:
     from keelscope.diagnosis.evidence import Evidence
     from keelscope.diagnosis.finding import Finding
 
-__all__ = ["CLASSIC", "DEFAULT", "RULES", "SETS", "Rule", "all_rules", "findings_of", "rule_name", "rules_of"]
+__all__ = [
+    "CLASSIC",
+    "DEFAULT",
+    "RULES",
+    "SETS",
+    "Rule",
+    "all_rules",
+    "check_set",
+    "findings_of",
+    "rule_name",
+    "rules_of",
+]
 
 Rule = Callable[["Evidence"], Iterable["Finding"]]
 """What a rule is."""
@@ -88,9 +99,21 @@ def rules_of(name: str) -> tuple[Rule, ...]:
         >>> [rule_name(rule) for rule in rules_of("classic")][:2]
         ['classic_exploding_tensor', 'classic_vanishing_gradient']
     """
+    check_set(name)
+    return all_rules() if name == DEFAULT else CLASSIC
+
+
+def check_set(name: str) -> None:
+    """Refuse a rule set that there is not, without looking for the rules of installed packages.
+
+    Args:
+        name: one of `SETS`.
+
+    Raises:
+        UnknownNameError: if it is none of them.
+    """
     if name not in SETS:
         raise UnknownNameError(f"there is no rule set {name!r}; use {' or '.join(SETS)}.")
-    return all_rules() if name == DEFAULT else CLASSIC
 
 
 def findings_of(evidence: Evidence, rules: str = DEFAULT) -> tuple[Finding, ...]:
