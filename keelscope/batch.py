@@ -75,7 +75,7 @@ class Batch:
             return
         with self._lock:
             if count > _LONG:
-                table[row] = self._terms_of_long(place, routines, shape)
+                self._take_long(place, routines, shape, table[row])
                 return
             size = count * dtype.itemsize
             key, last = (count, dtype, routines, shape), self._last
@@ -121,13 +121,11 @@ class Batch:
             found[:, _LATE_TOKENS] = late_tokens_of_rows(late, self._wide)
         return found
 
-    def _terms_of_long(self, place: Place, routines: int, shape: Shape | None) -> NDArray[np.float64]:
-        """Terms of a tensor where it lies, ``[WIDTH]``."""
-        found = np.zeros(WIDTH)
+    def _take_long(self, place: Place, routines: int, shape: Shape | None, found: NDArray[np.float64]) -> None:
+        """Terms of a tensor where it lies, to ``[WIDTH]``."""
         if routines & 1 << Routine.MOMENTS:
             found[_MOMENTS] = host_moments(place, self._wide)
         if routines & 1 << Routine.SQUARES:
             found[_SQUARES] = place[1], host_squares(place, self._wide)
         if routines & 1 << Routine.LATE_TOKENS and shape is not None:
             found[_LATE_TOKENS] = host_late_tokens(place, shape, self._wide)
-        return found

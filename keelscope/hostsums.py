@@ -6,6 +6,7 @@ An operation on few entries costs a third of one of torch. Where several tensors
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -29,6 +30,7 @@ BLOCK = 1 << 15
 LENGTH = 1 << 13
 """Entries that are widened and multiplied at once: they stay in the fastest cache, and wake no threads of BLAS."""
 _ONES = np.ones((LENGTH, 1))
+_LINE = _ONES[:, 0]
 _TINY = 1e-280
 
 
@@ -44,7 +46,7 @@ def host_moments(place: Place, room: NDArray[np.float64] | None = None) -> NDArr
     """
     room = np.empty(LENGTH) if room is None else room
     with np.errstate(all="ignore"):
-        return _joined(np.concatenate([moments_of_rows(piece[None], room) for piece in _pieces(place)]))
+        return _joined([_moments_of_piece(piece, room) for piece in _pieces(place)])
 
 
 def host_squares(place: Place, room: NDArray[np.float64] | None = None) -> float:
@@ -59,7 +61,7 @@ def host_squares(place: Place, room: NDArray[np.float64] | None = None) -> float
     """
     room = np.empty(LENGTH) if room is None else room
     with np.errstate(all="ignore"):
-        return float(sum(power_sums(piece[None], room)[1][0] for piece in _pieces(place)))
+        return sum(float(wide.dot(wide)) for piece in _pieces(place) for wide in _chunks(piece, room))
 
 
 def host_late_tokens(
@@ -85,27 +87,49 @@ def _pieces(place: Place) -> Iterator[NDArray[np.floating]]:
     return (narrowed(entries[at : at + BLOCK]) for at in range(0, len(entries), BLOCK))
 
 
+def _chunks(piece: NDArray[np.floating], room: NDArray[np.float64]) -> Iterator[NDArray[np.float64]]:
+    """The entries in float64, a room full at a time."""
+    return (_widened(piece[at : at + LENGTH], room) for at in range(0, len(piece), LENGTH))
+
+
+def _moments_of_piece(piece: NDArray[np.floating], room: NDArray[np.float64]) -> tuple[float, ...]:
+    """`moments_of_rows` of one long row, with as few operations of numpy as can be."""
+    count, total, squares = len(piece), 0.0, 0.0
+    for wide in _chunks(piece, room):
+        total += float(wide.dot(_LINE[: len(wide)]))
+        squares += float(wide.dot(wide))
+    high, low = float(np.maximum.reduce(piece)), float(np.minimum.reduce(piece))
+    top = -low if high < -low else high  # NaN if there is one: then both are
+    mean, zeros, nonfinite = total / count, int(np.count_nonzero(piece == 0)), 0
+    centred = squares - total * mean
+    if not (squares > 2 * total * mean and _TINY < squares < math.inf):
+        centred = _centred_squares(piece, mean)
+        nonfinite = 0 if math.isfinite(mean) else count - int(np.count_nonzero(np.isfinite(piece)))
+    return count, mean, centred, top, zeros, nonfinite
+
+
+def _centred_squares(entries: NDArray[np.floating], mean: float) -> float:
+    """Where the mean is large beside the spread, a difference of sums has lost digits."""
+    total = 0.0
+    for at in range(0, len(entries), LENGTH):
+        gaps = entries[at : at + LENGTH].astype(np.float64) - mean
+        total += float(gaps.dot(gaps))
+    return total
+
+
 def power_sums(
     rows: NDArray[np.floating], room: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sums of the entries and of their squares, in float64.
 
     Args:
-        rows: ``[row, entry]``, at least one entry.
+        rows: ``[row, entry]``, from one entry to `LENGTH`.
         room: `LENGTH` numbers that are overwritten.
 
     Returns:
         ``[row]`` each.
     """
     count = rows.shape[1]
-    if count > LENGTH:
-        sums, squares = np.zeros((2, len(rows)))
-        for at in range(0, count, LENGTH):
-            for row, entries in enumerate(rows[:, at : at + LENGTH]):
-                wide = _widened(entries, room)
-                sums[row] += wide.dot(_ONES[: len(wide), 0])
-                squares[row] += wide.dot(wide)
-        return sums, squares
     several, sums, squares = LENGTH // count, np.empty((len(rows), 1, 1)), np.empty((len(rows), 1, 1))
     for first in range(0, len(rows), several):
         some = slice(first, first + several)
@@ -128,7 +152,7 @@ def moments_of_rows(rows: NDArray[np.floating], room: NDArray[np.float64]) -> ND
     """Moments of several tensors of the same length, see `keelscope.statistics.MOMENTS`.
 
     Args:
-        rows: ``[row, entry]``, at least one entry.
+        rows: ``[row, entry]``, from one entry to `LENGTH`.
         room: `LENGTH` numbers that are overwritten.
 
     Returns:
@@ -143,11 +167,9 @@ def moments_of_rows(rows: NDArray[np.floating], room: NDArray[np.float64]) -> ND
     found[:, 2] = squares - off_centre
     found[:, 3] = np.maximum(np.maximum.reduce(rows, axis=1), -np.minimum.reduce(rows, axis=1))
     found[:, 4] = _zeros(rows)
-    # Where the mean is large beside the spread, the difference above has lost digits; NaN and Inf end up here too.
     near = (squares > 2 * off_centre) & (squares > _TINY) & (squares < np.inf)
-    for row in np.flatnonzero(~near) if not near.all() else ():
-        gaps = rows[row] - means[row]
-        found[row, 2] = power_sums(gaps[None], room)[1][0]
+    for row in np.flatnonzero(~near) if not near.all() else ():  # NaN and Inf end up here too
+        found[row, 2] = _centred_squares(rows[row], means[row])
         found[row, 5] = 0 if np.isfinite(means[row]) else count - np.count_nonzero(np.isfinite(rows[row]))
     return found
 
@@ -186,13 +208,12 @@ def late_tokens_of_rows(late: NDArray[np.floating], room: NDArray[np.float64]) -
     return found
 
 
-def _joined(pieces: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Moments of all pieces together: centred squares plus the spread of the means. ``[piece, 6] -> [6]``."""
+def _joined(pieces: list[tuple[float, ...]]) -> NDArray[np.float64]:
+    """Moments of all pieces together: centred squares plus the spread of the means."""
     if len(pieces) == 1:
-        return pieces.reshape(6)
-    with np.errstate(all="ignore"):
-        counts, means, centred, top, zeros, nonfinite = pieces.T
-        total = counts.sum()
-        mean = (counts * means).sum() / total
-        m2 = centred.sum() + (counts * np.square(means - mean)).sum()
-        return np.array([total, mean, m2, top.max(), zeros.sum(), nonfinite.sum()])
+        return np.array(pieces[0], dtype=np.float64)
+    counts, means, centred, top, zeros, nonfinite = np.array(pieces).T
+    total = counts.sum()
+    mean = (counts * means).sum() / total
+    m2 = centred.sum() + (counts * np.square(means - mean)).sum()
+    return np.array([total, mean, m2, top.max(), zeros.sum(), nonfinite.sum()])
