@@ -18,6 +18,7 @@ from keelscope.calls import Dense, StepRecord, TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
 from keelscope.kernel import Routine
+from keelscope.packing import Packing
 from keelscope.probe import Axis, Probe, Tap, sees_everything
 from keelscope.sites import WatchedParameter
 from keelscope.statistics import Terms
@@ -38,6 +39,7 @@ class Bulk:
     def __init__(self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe]) -> None:
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
+        self._packing = Packing()
         self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._shown: dict[str, frozenset[int]] = {}
@@ -150,11 +152,10 @@ class Bulk:
         several = terms_of(probe)
         if all(terms.routine in _WITHOUT_SHAPE for terms in several):
             for terms in several:
-                packed = kernel.pack_all(terms.routine or Routine.MOMENTS, list(tensors))
-                if packed is not None:
-                    rows, left = packed
-                    dense = step.dense_of(probe.tap, probe.name, terms, len(self._owners))
-                    _write(dense, indices, rows, left)
+                routine = terms.routine or Routine.MOMENTS
+                rows, left = kernel.pack_all(routine, list(tensors)) or self._packing.pack_all(routine, tensors)
+                dense = step.dense_of(probe.tap, probe.name, terms, len(self._owners))
+                _write(dense, indices, rows, left)
         return [(indices[k], tensors[k]) for k in left]
 
     def _put(

@@ -19,7 +19,7 @@ from keelscope.jacobian.passage import Span
 from keelscope.leaves import Arguments, KeptInput
 
 if TYPE_CHECKING:
-    from keelscope._kernel import Page
+    from keelscope.slowpages import AnyPage
 
 __all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner", "Placement"]
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
     """`keelscope.hooks.ModuleHooks`, as far as hooks know it."""
 
     attached: bool
-    page: Page | None
+    page: AnyPage | None
 
     def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None: ...
     def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None: ...

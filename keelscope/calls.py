@@ -19,7 +19,7 @@ from keelscope.probe import Probe, Tap
 from keelscope.statistics import Terms
 
 if TYPE_CHECKING:
-    from keelscope._kernel import Page
+    from keelscope.slowpages import AnyPage
 
 __all__ = ["Call", "CallRecord", "Dense", "ParameterCalls", "ParameterRecord", "StepRecord", "TermSlots", "terms_of"]
 
@@ -101,7 +101,7 @@ class StepRecord:
     """What the kernel read of parameters, by tap, probe and terms: accumulated gradients, weights, ..."""
     trained: bool = False
     """Whether the kernel took calls, all of which had gradients enabled."""
-    page: Page | None = None
+    page: AnyPage | None = None
     """What the kernel took of calls: of each site at most the first."""
     arrivals: dict[int, list[TermSlots]] = field(default_factory=dict)
     """Gradients of those calls that the kernel did not take, by site, after the one that it did."""

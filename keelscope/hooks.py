@@ -12,13 +12,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, jit, nn
 
-from keelscope import kernel
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
+from keelscope.batch import Batch
 from keelscope.board import Board
 from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, Placement
 from keelscope.calls import CallRecord, StepRecord, TermSlots
@@ -29,9 +28,7 @@ from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leav
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import in_backward, repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
-
-if TYPE_CHECKING:
-    from keelscope._kernel import Page
+from keelscope.slowpages import AnyPage, make_page
 
 __all__ = ["ModuleHooks"]
 
@@ -61,8 +58,9 @@ class ModuleHooks:
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
+        self._batch = Batch()
         self.attached = False
-        self.page: Page | None = None
+        self.page: AnyPage | None = None
         """What the kernel takes of this step."""
         self.is_paged = False
         """Whether the kernel may take calls from the next step on."""
@@ -97,7 +95,8 @@ class ModuleHooks:
         self.close_page()
         self._step = step
         if self.is_paged and HAS_HOOK_DICTS:
-            self.page = step.page = kernel.page(self._modules, self._reference, step.board.breaks, self.duties.codes())
+            codes, breaks = self.duties.codes(), step.board.breaks
+            self.page = step.page = make_page(self._modules, self._reference, breaks, codes, self._batch)
         self._on_leaves.close()
         self._inputs.clear()
         self.jacobians.begin()
@@ -222,7 +221,7 @@ class ModuleHooks:
         if duty.needs_gradient:
             self._hook_gradients(call, leaves, inputs, module, step.board)
 
-    def _arms(self, page: Page) -> bool:
+    def _arms(self, page: AnyPage) -> bool:
         """Whether the kernel may take the rest of this forward."""
         if page.armed or page.reached or page is not self.page:
             return False

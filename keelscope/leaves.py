@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from keelscope.entries import is_measurable
 from keelscope.unwinding import Breaks
 
-__all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hookable"]
+__all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hook_plainly", "hookable"]
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and keyword arguments of a call."""
@@ -107,17 +107,38 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks
     Returns:
         A handle for a leaf, which outlives the step; None otherwise.
     """
+    if hook_plainly(tensor, hook, breaks):
+        return None
     node = tensor.grad_fn
     if node is not None:
         breaks.passed(node)
+    handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+    return handle if node is None else None
+
+
+def hook_plainly(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks) -> bool:
+    """`hook_gradient` for tensors without hooks that go with their graph.
+
+    Args:
+        tensor: requires a gradient.
+        hook: called with its gradient.
+        breaks: told of the node that was looked at.
+
+    Returns:
+        Whether the hook was put; not on other tensors.
+    """
+    node = tensor.grad_fn
     if node is None or tensor._backward_hooks is not None or type(tensor) is not Tensor or not HAS_HOOK_DICTS:
-        handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
-        return handle if node is None else None
+        return False
     hooks: OrderedDict[Any, Any] = OrderedDict()
     tensor._backward_hooks = hooks
     node._register_hook_dict(tensor)
     hooks[hook] = hook
-    return None
+    try:
+        breaks.passed(node)
+    except Exception:  # the hook is there, and the call is recorded
+        return True
+    return True
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)

@@ -1,71 +1,77 @@
-"""Sums over tensors in host memory, in numpy: an operation on few entries costs a third of one of torch.
+"""Tensors in host memory as arrays of numpy, for machines without the compiled kernel.
 
-`keelscope.statistics` uses it where the compiled kernel is not there; torch operations do the rest.
+A tensor is read where it lies. ``Tensor.numpy()`` would pin its storage for good: nobody could resize it afterwards.
 """
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["host_entries", "host_moments", "host_squares"]
+__all__ = ["Place", "entries_at", "narrowed", "place_of"]
 
-_BLOCK = 1 << 16
-_DTYPES = frozenset({torch.float32, torch.float64, torch.float16})
+Place = tuple[int, int, np.dtype[np.generic]]
+"""Address, number of entries, and their type: 16-bit whole numbers for bfloat16, which numpy does not know."""
+
+_BFLOAT16 = np.dtype(np.uint16)
+_DTYPES: dict[torch.dtype, np.dtype[np.generic]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: _BFLOAT16,
+}
 
 
-def host_entries(tensor: Tensor) -> NDArray[np.floating] | None:
-    """A tensor as an array on the same memory.
+def place_of(tensor: Tensor) -> Place | None:
+    """Where the entries of a tensor lie, for as long as the tensor is there and nobody resizes it.
 
     Args:
         tensor: any tensor.
 
     Returns:
-        Like the tensor; None where numpy cannot read it.
-
-    Example:
-        >>> host_entries(torch.ones(2)).tolist(), host_entries(torch.ones(2, dtype=torch.bfloat16))
-        ([1.0, 1.0], None)
+        Its place; None where its entries do not lie as they read, one after the other in host memory.
     """
-    if not tensor.is_cpu or tensor.dtype not in _DTYPES or type(tensor) is not Tensor or tensor.is_neg():
+    kind = type(tensor)
+    if kind is not Tensor and kind is not nn.Parameter:
         return None
-    try:
-        found: NDArray[np.floating] = tensor.detach().numpy()
-    except (RuntimeError, TypeError):  # no memory behind it, as of a tensor of zeros that was never written
+    if tensor.layout is not torch.strided or not tensor.is_cpu:
         return None
-    return found
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None or not tensor.is_contiguous() or tensor.is_neg():
+        return None
+    count, address = tensor.numel(), tensor.data_ptr()
+    return (address, count, dtype) if address or not count else None
 
 
-def host_moments(entries: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Moments of pieces, see `keelscope.statistics.MOMENTS`.
+def entries_at(place: Place) -> NDArray[np.generic]:
+    """The entries at a place, without copying them.
 
     Args:
-        entries: ``[entry]``, at least one.
+        place: of a tensor that outlives the array.
 
     Returns:
-        ``[piece, 6]``, to be joined.
+        ``[entry]``.
     """
-    with np.errstate(all="ignore"):
-        return np.array([_moments(entries[at : at + _BLOCK]) for at in range(0, len(entries), _BLOCK)])
+    address, count, dtype = place
+    if not count:
+        return np.empty(0, dtype)
+    memory = memoryview((ctypes.c_char * (count * dtype.itemsize)).from_address(address))
+    return np.frombuffer(memory, dtype)
 
 
-def _moments(piece: NDArray[np.floating]) -> tuple[float, ...]:
-    wide = piece.astype(np.float64)
-    top = np.maximum(wide.max(), -wide.min())
-    mean = np.add.reduce(wide) / len(wide)
-    zeros = len(wide) - np.count_nonzero(wide)
-    nonfinite = 0 if np.isfinite(mean) else len(wide) - np.count_nonzero(np.isfinite(wide))
-    wide -= mean
-    return len(wide), float(mean), float(wide.dot(wide)), float(top), float(zeros), float(nonfinite)
+def narrowed(raw: NDArray[np.generic]) -> NDArray[np.floating]:
+    """Entries as numpy can compare them fast: float64 as it is, all others in float32.
 
+    Args:
+        raw: as they lie at a place.
 
-def host_squares(entries: NDArray[np.floating]) -> float:
-    """Sum of the squares of all entries, ``[entry]``, in float64."""
-    total = 0.0
-    with np.errstate(all="ignore"):
-        for at in range(0, len(entries), _BLOCK):
-            wide = entries[at : at + _BLOCK].astype(np.float64, copy=False)
-            total += float(wide.dot(wide))
-    return total
+    Returns:
+        As many.
+    """
+    if raw.dtype == _BFLOAT16:
+        return (raw.astype(np.uint32) << 16).view(np.float32)
+    return raw.astype(np.float32) if raw.dtype == np.float16 else raw  # type: ignore[return-value]

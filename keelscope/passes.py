@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from keelscope._kernel import Passes
 
 __all__ = ["SlowPasses", "make_passes"]
+
+_graph_task = torch._C._current_graph_task_id
 
 
 class SlowPasses:
@@ -49,7 +50,7 @@ class SlowPasses:
 
     def note(self, index: int) -> None:
         """The running pass has reached a parameter."""
-        number = torch._C._current_graph_task_id()
+        number = _graph_task()
         if number != self._pass:  # a new backward pass, also after one that raised half-way
             self._pass = number
             owner = self._owner()
@@ -59,7 +60,12 @@ class SlowPasses:
 
     def mark(self, index: int) -> Callable[[Tensor], None]:
         """A hook on a parameter that notes it."""
-        return partial(_note, weakref.ref(self), index)
+        note = self.note
+
+        def mark(_: Tensor) -> None:
+            note(index)
+
+        return mark
 
     def take(self) -> tuple[list[int], list[int], bytes, list[int], list[Tensor]]:
         """What was reached since the last time.
@@ -72,10 +78,11 @@ class SlowPasses:
         running, gradients = [], []
         for i in reached:
             parameter = self._parameters[i]()
-            if parameter is not None and parameter.grad is not None and i not in self._stepped:
+            gradient = None if parameter is None or i in self._stepped else parameter.grad
+            if parameter is not None and gradient is not None:
                 running.append(i)
-                gradients.append(parameter.grad)
-                self._states[i] = _state(parameter)
+                gradients.append(gradient)
+                self._states[i] = id(gradient), gradient._version + parameter._version
         return reached, [], b"", running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
@@ -90,11 +97,12 @@ class SlowPasses:
         unseen, gradients, has_any = [], [], False
         for i in indices:
             parameter = self._parameters[i]()
-            if parameter is not None and parameter.grad is not None:
+            gradient = None if parameter is None else parameter.grad
+            if gradient is not None:
                 has_any = True
                 if i not in self._stepped and i not in self._states:
                     unseen.append(i)
-                    gradients.append(parameter.grad)
+                    gradients.append(gradient)
                 self._stepped.add(i)
         return unseen, gradients, has_any
 
@@ -125,12 +133,6 @@ def make_passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Paramet
         The record of passes.
     """
     return kernel.passes(owner, parameters) or SlowPasses(owner, parameters)
-
-
-def _note(passes: weakref.ref[SlowPasses], index: int, _: Tensor) -> None:
-    found = passes()
-    if found is not None:
-        found.note(index)
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:

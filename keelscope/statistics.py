@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.entries import blocks, constant, implicit_zeros, stored
+from keelscope.hostsums import host_moments, host_squares
 from keelscope.kernel import Routine
-from keelscope.onhost import host_entries, host_moments, host_squares
+from keelscope.onhost import place_of
 from keelscope.store.schema import StatisticSpec
 
 __all__ = [
@@ -154,9 +155,9 @@ def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], deg
 def _moments_of(tensor: Tensor) -> Tensor:
     """``[count, mean, m2, max_abs, zeros, nonfinite]`` in one pass over cache-sized pieces."""
     vector = stored(tensor)
-    entries = host_entries(vector) if vector.numel() else None
-    if entries is not None:
-        parts = [torch.from_numpy(row) for row in host_moments(entries)]
+    place = place_of(vector) if vector.numel() else None
+    if place is not None:
+        parts = [torch.from_numpy(host_moments(place))]
     else:
         parts = [_piece_moments(piece) for piece in blocks(vector)] if vector.numel() else []
     gap = implicit_zeros(tensor)
@@ -226,9 +227,9 @@ MOMENTS = Terms(
 def _squares_of(tensor: Tensor) -> Tensor:
     """``[count, sum of squares]``, the cheapest pass: for parameters and their gradients."""
     vector = stored(tensor)
-    entries = host_entries(vector)
-    if entries is not None:
-        return torch.tensor([vector.numel() + implicit_zeros(tensor), host_squares(entries)], dtype=torch.float64)
+    place = place_of(vector)
+    if place is not None:
+        return torch.tensor([place[1] + implicit_zeros(tensor), host_squares(place)], dtype=torch.float64)
     count = constant(vector.numel() + implicit_zeros(tensor), vector.device)
     squares = [torch.dot(piece, piece) for piece in blocks(vector)]
     return torch.stack([count, squares[0] if len(squares) == 1 else torch.stack(squares).sum()])
@@ -237,13 +238,12 @@ def _squares_of(tensor: Tensor) -> Tensor:
 def _squares_of_many(tensors: list[Tensor]) -> Tensor:
     """One fused call instead of one per tensor; ``[tensor, (count, sum of squares)]``."""
     vectors = [stored(tensor) for tensor in tensors]
-    found = [host_entries(vector) for vector in vectors]
-    entries = [one for one in found if one is not None]
-    if len(entries) == len(found):
-        sums = [(one.size + implicit_zeros(t), host_squares(one)) for one, t in zip(entries, tensors, strict=True)]
+    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
+    places = [place for vector in vectors if (place := place_of(vector)) is not None]
+    if len(places) == len(vectors):
+        sums = [(count, host_squares(place)) for count, place in zip(counts, places, strict=True)]
         return torch.tensor(sums, dtype=torch.float64)
     norms = torch.stack(torch._foreach_norm(vectors, 2, dtype=torch.float64))  # [tensor]
-    counts = [vector.numel() + implicit_zeros(tensor) for vector, tensor in zip(vectors, tensors, strict=True)]
     return torch.stack([torch.tensor(counts, dtype=torch.float64, device=norms.device), norms.square()], dim=1)
 
 

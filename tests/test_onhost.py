@@ -1,57 +1,50 @@
-"""Sums in numpy against the same in Python, entry by entry."""
+"""Tensors in host memory, read by numpy where they lie."""
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
+from torch import nn
 
-from keelscope.onhost import host_entries, host_moments, host_squares
+from keelscope.onhost import entries_at, narrowed, place_of
 
-SAMPLES = {
-    "one": [3.0],
-    "mixed": [1.0, -4.0, 0.0, 2.5, 0.0],
-    "large and near": [1e6 + 1, 1e6 - 1, 1e6],
-}
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("values", SAMPLES.values(), ids=SAMPLES)
-def test_moments_and_squares(values, dtype):
-    entries = host_entries(torch.tensor(values, dtype=dtype))
-    mean = math.fsum(values) / len(values)
-    ((count, middle, centred, top, zeros, nonfinite),) = host_moments(entries)
-    assert (count, top, zeros, nonfinite) == (len(values), max(map(abs, values)), values.count(0.0), 0)
-    assert middle == pytest.approx(mean)
-    assert centred == pytest.approx(math.fsum((value - mean) ** 2 for value in values))
-    assert host_squares(entries) == pytest.approx(math.fsum(value**2 for value in values))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", [torch.Tensor.clone, nn.Parameter], ids=["tensor", "parameter"])
+def test_entries_are_those_of_the_tensor(dtype, kind):
+    tensor = kind(torch.tensor([[1.0, -2.5, 0.0], [float("inf"), 3e-5, 1e-8]], dtype=torch.float64).to(dtype))
+    place = place_of(tensor)
+    assert place is not None
+    assert narrowed(entries_at(place)).tolist() == tensor.double().flatten().tolist()
 
 
-def test_long_tensors_come_in_pieces():
-    entries = host_entries(torch.ones(3 * (1 << 16) + 1))
-    pieces = host_moments(entries)
-    assert pieces[:, 0].tolist() == [1 << 16, 1 << 16, 1 << 16, 1]
-    assert host_squares(entries) == len(entries)
+def test_the_memory_is_shared_and_stays_as_free_as_it_was():
+    tensor = torch.zeros(2)
+    entries = entries_at(place_of(tensor))
+    tensor[1] = 7.0
+    assert entries.tolist() == [0.0, 7.0]
+    tensor.untyped_storage().resize_(0)  # as FSDP does; refused after Tensor.numpy()
 
 
-def test_what_is_not_finite_is_counted():
-    bad = torch.tensor([1.0, math.inf, -math.inf, math.nan])
-    assert host_moments(host_entries(bad))[0, 5] == 3
+def test_a_tensor_without_entries_has_a_place():
+    assert entries_at(place_of(torch.ones(0, 3))).tolist() == []
 
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.int64), torch.nn.Parameter(torch.ones(2))],
-    ids=["bfloat16", "whole numbers", "subclass"],
+    [
+        torch.randn(4, 6).t(),
+        torch.ones(3, dtype=torch.complex64),
+        torch._neg_view(torch.ones(3)),
+        torch.eye(3).to_sparse(),
+        torch._efficientzerotensor(3),
+        torch.ones(3, device="meta"),
+        torch.ones(3, dtype=torch.int64),
+        torch.ones(3).as_subclass(type("Other", (torch.Tensor,), {})),
+    ],
+    ids=["transposed", "complex", "negated", "sparse", "unwritten", "meta", "whole numbers", "subclass"],
 )
-def test_what_numpy_is_not_asked_for(tensor):
-    assert host_entries(tensor) is None
-
-
-def test_the_memory_is_shared():
-    tensor = torch.zeros(2)
-    tensor[0] = 5.0
-    entries = host_entries(tensor)
-    tensor[1] = 7.0
-    assert entries.tolist() == [5.0, 7.0]
+def test_other_tensors_are_left_to_torch(tensor):
+    assert place_of(tensor) is None

@@ -1,4 +1,4 @@
-"""What the kernel's own hooks record is what the hooks in Python record, to the last digit but rounding."""
+"""What pages record is what single hooks record, to the last digit but rounding; with the kernel and without."""
 
 from __future__ import annotations
 
@@ -14,11 +14,20 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import keelscope as ks
-from keelscope import kernel
+from keelscope import hooks, kernel
+from keelscope.batch import Batch
 from keelscope.passes import SlowPasses
 from keelscope.unwinding import Breaks
 
 compiled = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+both_ways = pytest.mark.usefixtures("way")
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def way(request, monkeypatch):
+    """With the kernel, if it is there, and without."""
+    if request.param == "numpy":
+        monkeypatch.setattr(kernel, "_native", None)
 
 
 class Block(nn.Module):
@@ -97,7 +106,7 @@ KINDS = [
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_records_what_python_records(kind, monkeypatch):
     quick = recorded(kind)
-    monkeypatch.setattr(kernel, "page", lambda *_: None)
+    monkeypatch.setattr(hooks, "make_page", lambda *_: None)
     monkeypatch.setattr(kernel, "passes", lambda *_: None)
     monkeypatch.setattr(kernel, "pack_all", lambda *_: None)
     slow = recorded(kind)
@@ -106,10 +115,21 @@ def test_the_kernel_records_what_python_records(kind, monkeypatch):
         np.testing.assert_allclose(values, slow[key], rtol=1e-12, atol=1e-300, err_msg=key)
 
 
-@compiled
-def test_most_calls_are_taken_by_the_kernel(monkeypatch):
-    """Otherwise the test above compares Python with itself."""
-    real = kernel.page
+@pytest.mark.parametrize("kind", KINDS)
+def test_pages_without_the_kernel_record_what_single_hooks_record(kind, monkeypatch):
+    monkeypatch.setattr(kernel, "_native", None)
+    quick = recorded(kind)
+    monkeypatch.setattr(hooks, "make_page", lambda *_: None)
+    slow = recorded(kind)
+    assert quick.keys() == slow.keys()
+    for key, values in quick.items():
+        np.testing.assert_allclose(values, slow[key], rtol=1e-9, atol=1e-15, err_msg=key)
+
+
+@both_ways
+def test_most_calls_are_taken_by_a_page(monkeypatch):
+    """Otherwise the tests above compare single hooks with themselves."""
+    real = hooks.make_page
 
     def page(*arguments):
         made = real(*arguments)
@@ -117,7 +137,7 @@ def test_most_calls_are_taken_by_the_kernel(monkeypatch):
         return made
 
     pages: list = []
-    monkeypatch.setattr(kernel, "page", page)
+    monkeypatch.setattr(hooks, "make_page", page)
     recorded("plain")
     taken = [sum(state & 1 for state in made.take()[0]) for made in pages]
     arrived = [sum(state >> 1 & 1 for state in made.take()[0]) for made in pages]
@@ -125,7 +145,7 @@ def test_most_calls_are_taken_by_the_kernel(monkeypatch):
     assert max(taken) == max(arrived) == sites - 1, "all but the model: it puts out what its last block does"
 
 
-@compiled
+@both_ways
 def test_a_watched_model_can_be_copied_and_pickled_in_the_middle_of_a_recorded_step():
     model = Model("plain")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -141,11 +161,11 @@ def test_a_watched_model_can_be_copied_and_pickled_in_the_middle_of_a_recorded_s
         output.sum().backward()
 
 
-@compiled
+@both_ways
 def test_what_a_page_does_not_take():
     module = nn.Linear(3, 3)
     owner = nn.Module()
-    page = kernel.page([weakref.ref(module)], weakref.ref(owner), Breaks(), bytes([1]))
+    page = hooks.make_page([weakref.ref(module)], weakref.ref(owner), Breaks(), bytes([1]), Batch())
     x = torch.ones(2, 3)
 
     def look(output, watched=module, site=0):
@@ -166,6 +186,12 @@ def test_what_a_page_does_not_take():
     seen, terms = page.take()
     assert seen == b"\x01"
     assert np.frombuffer(terms)[0] == 6
+
+
+@compiled
+def test_wrong_arguments_are_refused():
+    module, owner = nn.Linear(3, 3), nn.Module()
+    page = kernel.page([weakref.ref(module)], weakref.ref(owner), Breaks(), bytes([1]))
     with pytest.raises(TypeError, match="a site and what a forward hook gets"):
         page.look(0)
     with pytest.raises(ValueError, match="2 duties for 1 modules"):
@@ -273,7 +299,7 @@ def test_wrong_indices_are_refused():
     assert quick.stepping([7]) == ([], [], False)
 
 
-@compiled
+@both_ways
 def test_nodes_that_the_kernel_looks_at_are_told_of():
     """Otherwise a long chain of them would be freed by recursion, see `keelscope.unwinding`."""
     modules = [nn.Linear(3, 3), nn.ReLU()]
@@ -281,7 +307,8 @@ def test_nodes_that_the_kernel_looks_at_are_told_of():
     breaks = Breaks()
     breaks.cut, breaks.distance = told.append, 1
     owner = nn.Module()
-    page = kernel.page([weakref.ref(module) for module in modules], weakref.ref(owner), breaks, bytes([8, 1]))
+    references = [weakref.ref(module) for module in modules]
+    page = hooks.make_page(references, weakref.ref(owner), breaks, bytes([8, 1]), Batch())
     page.armed = 1
     outputs = [modules[0](torch.ones(2, 3))]
     outputs.append(modules[1](outputs[0]))
@@ -289,6 +316,7 @@ def test_nodes_that_the_kernel_looks_at_are_told_of():
     assert told == [outputs[0].grad_fn]  # nothing waits for the gradient of the other
 
 
+@both_ways
 def test_gradients_that_the_kernel_hands_on_count_as_arrived():
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     with ks.watch(model, sites="all") as watch:
@@ -298,6 +326,7 @@ def test_gradients_that_the_kernel_hands_on_count_as_arrived():
     assert {entry.path: entry.status for entry in watch.coverage if entry.path == "1"} == {"1": "observed"}
 
 
+@both_ways
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupt_inside_a_hook_reaches_the_user_and_a_fault_of_ours_does_not(error, monkeypatch):
     def cut(*_):

@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from keelscope.hostsums import host_late_tokens
 from keelscope.kernel import Routine
-from keelscope.onhost import host_entries
+from keelscope.onhost import place_of
 from keelscope.probe import Tap, TensorProbe
 from keelscope.statistics import MAX_ABS, NONFINITE_COUNT, NORM, RMS, ZERO_FRACTION, Columns, Statistic, Terms
 
@@ -23,15 +24,10 @@ def _late_tokens_of(gradient: Tensor) -> Tensor:
     """``[sum of log10 norms, tokens above 0, tokens at 0]`` over the later half of ``[batch, position, feature]``."""
     if gradient.dim() != 3 or gradient.layout != torch.strided or gradient.is_complex() or gradient.numel() == 0:
         return torch.zeros(3, dtype=torch.float64, device=gradient.device)
+    place = place_of(gradient)
+    if place is not None:
+        return torch.from_numpy(host_late_tokens(place, tuple(gradient.shape)))
     late = gradient[:, gradient.shape[1] // 2 :]  # [batch, late position, feature]
-    entries = host_entries(late)
-    if entries is not None:
-        wide = entries.astype(np.float64)
-        with np.errstate(all="ignore"):
-            squares = np.einsum("btd,btd->bt", wide, wide)  # [batch, late position]
-            above = squares[squares != 0]
-            logs = 0.5 * float(np.log10(above).sum())
-        return torch.tensor([logs, above.size, squares.size - above.size], dtype=torch.float64)
     norms = torch.linalg.vector_norm(late, dim=-1, dtype=torch.float64)  # [batch, late position]
     zero = norms == 0
     zeros = torch.count_nonzero(zero)

@@ -1,0 +1,131 @@
+"""Terms of many small tensors at once, without the compiled kernel: outputs of modules, and their gradients.
+
+Most of what numpy takes for a small tensor is spent before it reads the first entry. So entries are copied as they lie,
+into one buffer of fixed size, and summed there all together; a large tensor is summed at once, where it lies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from keelscope.hostsums import (
+    BLOCK,
+    LENGTH,
+    host_late_tokens,
+    host_moments,
+    host_squares,
+    late_tokens_of_rows,
+    moments_of_rows,
+    power_sums,
+)
+from keelscope.kernel import COLUMNS, Routine
+from keelscope.onhost import Place, narrowed
+
+__all__ = ["WIDTH", "Batch"]
+
+WIDTH = max(columns.stop for columns in COLUMNS.values())
+"""Columns of a row of terms."""
+_LONG = LENGTH  # entries from which copying costs more than it saves
+_BYTES = 4 * BLOCK
+_MOMENTS, _SQUARES, _LATE_TOKENS = COLUMNS[Routine.MOMENTS], COLUMNS[Routine.SQUARES], COLUMNS[Routine.LATE_TOKENS]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Tensors of one shape, one after the other in the buffer."""
+
+    key: tuple[int, np.dtype[np.generic], int, Shape | None]
+    """Number of entries, their type, routines and shape."""
+    start: int
+    table: NDArray[np.float64]
+    """``[row, WIDTH]``, where terms go."""
+    rows: list[int]
+
+
+class Batch:
+    """A buffer of entries that are still to be summed."""
+
+    def __init__(self) -> None:
+        self._raw, self._wide = np.empty(_BYTES, dtype=np.uint8), np.empty(LENGTH)
+        self._address = self._raw.ctypes.data
+        self._runs: list[_Run] = []
+        self._last: _Run | None = None
+        self._used = 0
+        self._lock = threading.Lock()  # autograd calls hooks from one thread per device
+
+    def put(self, place: Place, routines: int, shape: Shape | None, table: NDArray[np.float64], row: int) -> None:
+        """Take terms of a tensor, now or later.
+
+        Args:
+            place: where it lies.
+            routines: a bit for each of `keelscope.kernel.COLUMNS`.
+            shape: ``[batch, position, feature]`` of it, if it has these dimensions.
+            table: ``[row, WIDTH]`` of zeros; holds the terms after `flush`.
+            row: of the tensor.
+        """
+        address, count, dtype = place
+        if not count:
+            return
+        with self._lock:
+            if count > _LONG:
+                self._take_long(place, routines, shape, table[row])
+                return
+            size = count * dtype.itemsize
+            key, last = (count, dtype, routines, shape), self._last
+            fits = last is not None and last.table is table and last.key == key and len(last.rows) < BLOCK // count
+            if not fits or self._used + size > _BYTES:
+                last = self._new_run(size, _Run(key, 0, table, []))
+            ctypes.memmove(self._address + self._used, address, size)
+            self._used += size
+            last.rows.append(row)  # type: ignore[union-attr]
+
+    def flush(self) -> None:
+        """Sum what is in the buffer."""
+        with self._lock:
+            self._flush()
+
+    def _new_run(self, size: int, run: _Run) -> _Run:
+        run.start = -(-self._used // 8) * 8
+        if run.start + size > _BYTES:
+            self._flush()
+            run.start = 0
+        self._used, self._last = run.start, run
+        self._runs.append(run)
+        return run
+
+    def _flush(self) -> None:
+        runs, self._runs, self._last, self._used = self._runs, [], None, 0
+        with np.errstate(all="ignore"):
+            for run in runs:
+                count, dtype, routines, shape = run.key
+                raw = self._raw[run.start : run.start + len(run.rows) * count * dtype.itemsize].view(dtype)
+                run.table[run.rows] = self._terms_of(raw, len(run.rows), routines, shape)
+
+    def _terms_of(self, raw: NDArray[np.generic], rows: int, routines: int, shape: Shape | None) -> NDArray[np.float64]:
+        """Terms of several tensors, one after the other: ``[row, WIDTH]``."""
+        flat, found = narrowed(raw), np.zeros((rows, WIDTH))
+        if routines & 1 << Routine.MOMENTS:
+            found[:, _MOMENTS] = moments_of_rows(flat.reshape(rows, -1), self._wide)
+        if routines & 1 << Routine.SQUARES:
+            found[:, _SQUARES.start] = len(flat) // rows
+            found[:, _SQUARES.start + 1] = power_sums(flat.reshape(rows, -1), self._wide)[1]
+        if routines & 1 << Routine.LATE_TOKENS and shape is not None:
+            late = flat.reshape(rows, *shape)[:, :, shape[1] // 2 :]
+            found[:, _LATE_TOKENS] = late_tokens_of_rows(late, self._wide)
+        return found
+
+    def _take_long(self, place: Place, routines: int, shape: Shape | None, found: NDArray[np.float64]) -> None:
+        """Terms of a tensor where it lies, to ``[WIDTH]``."""
+        if routines & 1 << Routine.MOMENTS:
+            found[_MOMENTS] = host_moments(place, self._wide)
+        if routines & 1 << Routine.SQUARES:
+            found[_SQUARES] = place[1], host_squares(place, self._wide)
+        if routines & 1 << Routine.LATE_TOKENS and shape is not None:
+            found[_LATE_TOKENS] = host_late_tokens(place, shape, self._wide)

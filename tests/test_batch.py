@@ -1,0 +1,55 @@
+"""Terms of many tensors at once are those of each alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from keelscope.batch import WIDTH, Batch
+from keelscope.hostsums import LENGTH
+from keelscope.kernel import Routine
+from keelscope.onhost import place_of
+from keelscope.packing import Packing
+from keelscope.statistics import MOMENTS, SQUARES
+from keelscope_probes.gradients import _late_tokens_of
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+SHAPES = [(2, 3, 5), (2, 3, 5), (1, 1, 1), (2, 60, 64), (1, 3, LENGTH), (0, 2, 2), (3, 1, 7)]
+
+
+def tensors() -> list[torch.Tensor]:
+    made = [torch.randn(shape).to(dtype) for dtype in DTYPES for shape in SHAPES for _ in range(3)]
+    made[0][0, 0, 0] = float("nan")
+    made[1].fill_(0.1)
+    made[2].zero_()
+    return made
+
+
+def test_a_batch_gives_the_terms_of_each_tensor():
+    batch, several = Batch(), tensors()
+    table = np.zeros((len(several), WIDTH))
+    for row, tensor in enumerate(several):
+        batch.put(place_of(tensor), 7, tuple(tensor.shape), table, row)
+    batch.flush()
+    of_each = (MOMENTS.of, SQUARES.of, _late_tokens_of)
+    expected = [np.concatenate([of(tensor).numpy() for of in of_each]) for tensor in several]
+    np.testing.assert_allclose(table, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("routine", "terms"), [(Routine.SQUARES, SQUARES), (Routine.MOMENTS, MOMENTS)])
+def test_packed_terms_are_those_of_each_tensor(routine, terms):
+    packing, several = Packing(), [*tensors(), torch.randn(300, 200), torch.randn(6, 4).t()]
+    for _ in range(2):  # the second time by the plan of the first
+        rows, left = packing.pack_all(routine, several)
+        here = [i for i in range(len(several)) if i not in left]
+        expected = [terms.of(several[i]).numpy() for i in here]
+        np.testing.assert_allclose(rows[here], expected, rtol=1e-9, atol=1e-12)
+        assert set(left) <= {len(several) - 1}
+
+
+def test_what_does_not_lie_in_host_memory_is_left():
+    several = [torch.ones(2), torch.eye(3).to_sparse(), torch.ones(2, device="meta"), torch.ones(2, dtype=torch.cfloat)]
+    rows, left = Packing().pack_all(Routine.SQUARES, several)
+    assert rows[0].tolist() == [2, 2]
+    assert left == [1, 2, 3]
