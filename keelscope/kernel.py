@@ -38,6 +38,8 @@ __all__ = [
     "page",
     "passes",
     "program",
+    "residual_gradients",
+    "residual_sums",
 ]
 
 SWITCH = "KEELSCOPE_KERNEL"
@@ -169,6 +171,30 @@ def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: in
         Packed ``[2, row]``; None where only torch can read them.
     """
     return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
+
+
+def residual_sums(*tensors: Tensor) -> bytes | None:
+    """Sums over the operands of a residual sum, see `keelscope_probes.sublayers`.
+
+    Args:
+        tensors: stream, shortcut, branch, and flags that are added up.
+
+    Returns:
+        Packed columns; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_sums(*tensors)
+
+
+def residual_gradients(*tensors: Tensor) -> bytes | None:
+    """Squares of the six gradients around a sub-layer, see `keelscope_probes.sublayers`.
+
+    Args:
+        tensors: the gradients.
+
+    Returns:
+        Packed columns; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_gradients(*tensors)
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

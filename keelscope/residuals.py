@@ -15,9 +15,9 @@ from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.errors import CoverageWarning
-from keelscope.paths import PathFlow, PathGradients
+from keelscope.paths import PathFlow, PathGradients, Routes
 from keelscope.probe import Axis, Probe, Tap, Tensors
-from keelscope.topology import LiveGraph, Topology
+from keelscope.topology import LiveGraph, Places, Topology
 
 __all__ = ["ResidualHooks"]
 
@@ -41,6 +41,8 @@ class ResidualHooks:
         self._no_norm, self._unknown_norm = nn.Identity(), nn.Module()
         self._names: list[_Name] = []
         self._owners: list[nn.Module] = []
+        self._places: Places | None = None
+        self._routes: Routes | None = None
         self._flow: PathFlow | None = None
         self._said: set[str] = set()
 
@@ -62,16 +64,22 @@ class ResidualHooks:
             live: the same in the graph of this step, before its backward pass.
             board: where terms go.
         """
+        if live.places is not self._places:
+            self._plan(topology, live)
+        if self._has_due(Tap.RESIDUAL_SUM):
+            for sublayer, met in live.operands():
+                self._measure(Tap.RESIDUAL_SUM, sublayer.index, (met.stream, met.shortcut, met.branch), board)
+        if self._routes is not None and self._has_due(Tap.RESIDUAL_GRADIENTS):
+            self._flow = PathFlow(live, self._reporter(board), self._routes)
+            self._flow.attach()
+
+    def _plan(self, topology: Topology, live: LiveGraph) -> None:
+        """Get ready for graphs of another shape."""
         self._names = _names(topology)
         self._owners = [self._norm(sublayer.norm_after) for sublayer in topology.sublayers]
-        if self._has_due(Tap.RESIDUAL_SUM):
-            for sublayer in live.sublayers:
-                met = live.operands(sublayer)
-                if met is not None:
-                    self._measure(Tap.RESIDUAL_SUM, sublayer.index, (met.stream, met.shortcut, met.branch), board)
-        if self._has_due(Tap.RESIDUAL_GRADIENTS):
-            self._flow = PathFlow(live, self._reporter(board))
-            self._flow.attach()
+        follows = live.graph is not None and any(probe.tap is Tap.RESIDUAL_GRADIENTS for probe in self.probes)
+        self._routes = Routes(live.graph, live.places) if follows and live.graph is not None else None
+        self._places = live.places
 
     def end(self) -> None:
         """Take the hooks off the graph."""
@@ -106,10 +114,12 @@ class ResidualHooks:
 
     def _reporter(self, board: Board) -> Callable[[int, PathGradients], None]:
         def report(index: int, gradients: PathGradients) -> None:
-            assert gradients.entering is not None
-            empty = gradients.entering.new_empty(0)
-            tensors = tuple(empty if gradient is None else gradient for gradient in gradients)
-            self._measure(Tap.RESIDUAL_GRADIENTS, index, tensors, board)
+            found = tuple(gradient for gradient in gradients if gradient is not None)
+            if len(found) < len(gradients):
+                assert gradients.entering is not None
+                empty = gradients.entering.new_empty(0)
+                found = tuple(empty if gradient is None else gradient for gradient in gradients)
+            self._measure(Tap.RESIDUAL_GRADIENTS, index, found, board)
 
         return report
 

@@ -71,6 +71,8 @@ class Terms:
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
     routine: Routine | None = None
     """Optional: the routine of the compiled kernel that does what `of` does."""
+    packs: Callable[..., bytes | None] | None = None
+    """Optional: does the same as `of`, as packed doubles on the host; None where it cannot."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 
@@ -131,7 +133,13 @@ class Statistic:
         return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords, self.across_ranks)
 
 
-def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()) -> Terms:
+def additive(
+    name: str,
+    columns: tuple[str, ...],
+    of: Callable[..., Tensor],
+    degrees: tuple[int, ...] = (),
+    packs: Callable[..., bytes | None] | None = None,
+) -> Terms:
     """Terms that merge by addition, the easy way to a new statistic.
 
     Args:
@@ -139,6 +147,7 @@ def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], deg
         columns: one name per entry `of` returns.
         of: tensors -> ``[column]`` float64 sums.
         degrees: see `Terms.degrees`.
+        packs: see `Terms.packs`.
 
     Returns:
         Terms whose merge is the sum.
@@ -148,7 +157,7 @@ def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], deg
         >>> positive.merge(positive.of(torch.tensor([1.0, -1.0])).numpy(), np.array([5.0])).tolist()
         [6.0]
     """
-    return Terms(name, columns, of, np.add, degrees)
+    return Terms(name, columns, of, np.add, degrees, packs=packs)
 
 
 def _moments_of(tensor: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
+from keelscope.topology.memory import Memory
 from keelscope.unwinding import give_up_dead
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
@@ -49,6 +50,7 @@ class Look:
         """Identity of every module that ran while listened to."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
+        self._memory = Memory()
         self._placed: list[tuple[nn.Module, int, int]] = []
         """Modules, and the numbers of the hooks on them."""
         self._is_read = False
@@ -66,7 +68,7 @@ class Look:
         model = self._model()
         if model is None:
             return
-        self._reader, self._is_read = GraphReader(model, keep=keep), False
+        self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
         self._left = _MOST_FORWARDS * len(modules)
         for path, module in modules:
             self._listen(path, module)

@@ -328,6 +328,9 @@ static PyMethodDef METHODS[] = {
     {"norm_transport", norm_transport, METH_VARARGS, "squares of a gradient after and before a norm, by row; or None"},
     {"pack_all", (PyCFunction)(void (*)(void))pack_all, METH_FASTCALL,
      "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
+    {"residual_sums", (PyCFunction)(void (*)(void))residual_sums, METH_FASTCALL, "packed sums over operands; or None"},
+    {"residual_gradients", (PyCFunction)(void (*)(void))residual_gradients, METH_FASTCALL,
+     "packed squares and a product of gradients; or None"},
     {NULL, NULL, 0, NULL},
 };
 

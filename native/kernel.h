@@ -81,6 +81,10 @@ void count_gains(const double *gains, size_t rows, double *bins);
 PyObject *norm_gains(PyObject *module, PyObject *args);
 PyObject *norm_transport(PyObject *module, PyObject *args);
 
+/* Of residuals.c. */
+PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);
 PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t given);

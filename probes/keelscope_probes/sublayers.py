@@ -7,21 +7,25 @@ norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the do
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope.entries import constant, local_shard, stored
+from keelscope import kernel
+from keelscope.entries import constant, local_shard, plainly, stored
 from keelscope.jacobian.closed_forms import row_gains
 from keelscope.jacobian.recognition import Recogniser
+from keelscope.kernel import Routine
 from keelscope.probe import Tap, TensorProbe, Tensors
 from keelscope.statistics import Columns, Statistic, additive
 
 __all__ = ["RESIDUAL_GAINS", "RESIDUAL_GRADIENTS", "RESIDUAL_SUMS"]
 
 _EVERY = 10
-"""Each look reads the autograd graph of its step anew: seconds for a thousand sub-layers."""
+"""A look at a graph of another shape than before reads all of it: seconds for a thousand sub-layers."""
 
 _recogniser = Recogniser()
 
@@ -55,13 +59,25 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
     )
 
 
-_SUM = additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms)
+_SUM = additive(
+    "residual_sum",
+    ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"),
+    _sum_terms,
+    packs=kernel.residual_sums,
+)
 
 
 def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    flag = stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)), dtype=torch.float64)
-    return stream, shortcut, branch, flag
+    rows = stream.shape[0] if stream.dim() else 1
+    return stream, shortcut, branch, _flags(rows, stream.device, is_up=not isinstance(norm, nn.Identity))
+
+
+@functools.lru_cache(maxsize=64)
+def _flags(rows: int, device: torch.device, *, is_up: bool) -> Tensor:
+    """Whether a norm is on the sum, one number per row so that observations can be joined."""
+    with plainly():
+        return torch.full((rows,), float(is_up), dtype=torch.float64, device=device)
 
 
 def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -120,7 +136,7 @@ ABSORBED_FRACTION = Statistic(
 def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum."""
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    weight = _squares(shortcut) / _squares(stream)
+    weight = _mean_square_ratio(shortcut, stream)
     if isinstance(norm, nn.Identity):
         return (weight.reshape(1),)
     form = _recogniser.form(norm)
@@ -128,10 +144,26 @@ def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     return None if form is None or not form.accepts(total) else (weight * row_gains(form, total).squared_gain,)
 
 
+def _mean_square_ratio(above: Tensor, below: Tensor) -> Tensor:
+    known = kernel.pack_all(Routine.SQUARES, [above, below])
+    if known is None or known[1]:
+        return _squares(above) / _squares(below)
+    squares = known[0][:, 1]
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(squares[:1] / squares[1:])[0]
+
+
+def _packed_gains(gains: Tensor) -> bytes | None:
+    if gains.dtype != torch.float64 or not gains.is_cpu:
+        return None
+    return np.array([gains.numel(), gains.numpy().sum()]).tobytes()
+
+
 _GAIN = additive(
     "shortcut_gain",
     ("rows", "gain"),
     lambda gains: torch.stack([constant(gains.numel(), gains.device), gains.double().sum()]),
+    packs=_packed_gains,
 )
 SHORTCUT_GAIN = Statistic(
     "shortcut_gain",
@@ -157,6 +189,7 @@ _GRADIENTS = additive(
     (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
     _gradient_terms,
     degrees=(2,) * 6 + (0,) * 6 + (2,),
+    packs=kernel.residual_gradients,
 )
 
 
