@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
     from keelscope._kernel import Page, Passes
@@ -40,6 +41,8 @@ __all__ = [
     "program",
     "residual_gradients",
     "residual_sums",
+    "residual_weight",
+    "same_nodes",
 ]
 
 SWITCH = "KEELSCOPE_KERNEL"
@@ -185,6 +188,19 @@ def residual_sums(*tensors: Tensor) -> bytes | None:
     return None if _native is None else _native.residual_sums(*tensors)
 
 
+def residual_weight(stream: Tensor, shortcut: Tensor) -> bytes | None:
+    """What a shortcut does to squares.
+
+    Args:
+        stream: x.
+        shortcut: a x.
+
+    Returns:
+        Packed 1 and ``|a x|^2 / |x|^2``; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_weight(stream, shortcut)
+
+
 def residual_gradients(*tensors: Tensor) -> bytes | None:
     """Squares of the six gradients around a sub-layer, see `keelscope_probes.sublayers`.
 
@@ -195,6 +211,26 @@ def residual_gradients(*tensors: Tensor) -> bytes | None:
         Packed columns; None where only torch can read them.
     """
     return None if _native is None else _native.residual_gradients(*tensors)
+
+
+def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> list[Node] | None:
+    """Walk a graph beside one of a known shape, see `keelscope.topology.imprint`.
+
+    Args:
+        starts: nodes to start from.
+        known: places of the starts, edges, numbers, kinds and marks of the nodes.
+        origin: what numbers are counted from.
+
+    Returns:
+        The nodes in the known order; None if the graph has another shape.
+
+    Raises:
+        NotImplementedError: without the compiled kernel.
+    """
+    if _native is None:
+        raise NotImplementedError
+    found: list[Node] | None = _native.same_nodes(starts, *known, origin)
+    return found
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

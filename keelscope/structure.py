@@ -13,16 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, nn
 
-from keelscope.containment import NO_OP, Unscriptable, contained
+from keelscope.containment import contained, warn_once
+from keelscope.ears import Ears
 from keelscope.leaves import floating_leaves
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
+from keelscope.topology.listener import Listener
 from keelscope.topology.memory import Memory
 from keelscope.unwinding import give_up_dead
 
@@ -51,8 +52,11 @@ class Look:
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
         self._memory = Memory()
-        self._placed: list[tuple[nn.Module, int, int]] = []
-        """Modules, and the numbers of the hooks on them."""
+        self._ears: list[Ears] = []
+        """On every module of the last look."""
+        self._is_placed = False
+        self.listener: Listener | None = None
+        """What later looks need of the forward: no names, which the first look has found."""
         self._is_read = False
         self._is_first = True
         self._left = 0
@@ -69,9 +73,15 @@ class Look:
         if model is None:
             return
         self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
+        self.listener = None if self._is_first else self._reader.listener
         self._left = _MOST_FORWARDS * len(modules)
-        for path, module in modules:
-            self._listen(path, module)
+        self._is_placed = True
+        if len(modules) == len(self._ears) and all(map(Ears.are_of, self._ears, modules)):
+            for ears in self._ears:
+                ears.place()
+            return
+        self._ears = [Ears.on(module, path, weakref.ref(self)) for path, module in modules]
+        self.ran |= {id(module) for (_, module), ears in zip(modules, self._ears, strict=True) if ears.is_refused}
 
     @contained
     def read(self) -> None:
@@ -82,6 +92,7 @@ class Look:
         if self._reader is None or self._is_read:
             return
         self._is_read = True
+        self.listener = None
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -98,12 +109,11 @@ class Look:
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
-        for module, before, after in self._placed:
-            module._forward_pre_hooks.pop(before, None)
-            module._forward_pre_hooks_with_kwargs.pop(before, None)
-            module._forward_hooks.pop(after, None)
-            module._forward_hooks_with_kwargs.pop(after, None)
-        self._placed.clear()
+        self.listener = None
+        if self._is_placed:
+            self._is_placed = False
+            for ears in self._ears:
+                ears.remove()
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -115,23 +125,27 @@ class Look:
                 _log.info("structure: %s", reason)
         self._is_first = False
 
-    def _listen(self, path: str, module: nn.Module) -> None:
-        owner = weakref.ref(self)
-        try:
-            before = module.register_forward_pre_hook(BeforeModule(owner, path), with_kwargs=True)
-            after = module.register_forward_hook(AfterModule(owner, path), with_kwargs=True)
-        except (RuntimeError, AttributeError):
-            self.ran.add(id(module))  # a scripted module takes no hooks; what it does is unknown
+    def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """A call of a module, on looks after the first."""
+        self.ran.add(id(module))
+        self._left -= 1
+        if self._left < 0:
+            self.stop()
             return
-        self._placed.append((module, before.id, after.id))  # by number: two handles take twenty times the memory
+        try:
+            listener.after(path, module, inputs, output)
+        except Exception as error:
+            warn_once(self, error)
 
     @contained
-    def _before(self, path: str, module: nn.Module) -> None:
+    def starts(self, path: str, module: nn.Module) -> None:
+        """A module starts, on the first look or inside a backward pass."""
         if self._reader is not None:
             self._reader.before_module(path, module)
 
     @contained
-    def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+    def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """A module has ended, on the first look, inside a backward pass, or the model itself."""
         self.ran.add(id(module))
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
@@ -159,41 +173,6 @@ class BeforeBackward:
         look = self.owner()
         if look is not None:
             look.read()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BeforeModule(Unscriptable):
-    """Hook before one module; a copy of the module carries a no-op in its place."""
-
-    owner: weakref.ref[Look]
-    path: str
-
-    def __call__(self, module: nn.Module, *_: object) -> None:
-        """Note that the module starts."""
-        look = None if torch.compiler.is_compiling() else self.owner()
-        if look is not None:
-            look._before(self.path, module)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AfterModule(Unscriptable):
-    """Hook after one module; a copy of the module carries a no-op in its place."""
-
-    owner: weakref.ref[Look]
-    path: str
-
-    def __call__(self, module: nn.Module, *arguments: object) -> None:
-        """Note what the module took and gave, by the nodes of its tensors."""
-        look = None if torch.compiler.is_compiling() else self.owner()
-        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
-        if look is not None and len(arguments) == 3:
-            look._after(self.path, module, arguments[:2], arguments[2])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
 
 
 def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:

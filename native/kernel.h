@@ -83,7 +83,11 @@ PyObject *norm_transport(PyObject *module, PyObject *args);
 
 /* Of residuals.c. */
 PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+
+/* Of imprint.c. */
+PyObject *same_nodes(PyObject *module, PyObject *args);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

@@ -55,7 +55,8 @@ PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t
     double sums[SUMS];
     (void)module;
     for (Py_ssize_t i = 0; i <= OPERANDS; i++) {
-        if (given != OPERANDS + 1 || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
+        if (i == 1 && arguments[1] == arguments[0]) places[1] = places[0];
+        else if (given != OPERANDS + 1 || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
         if (i < OPERANDS && (!is_wide(&places[i]) || !are_alike(&places[i], &places[0]))) return packed_or_none(NULL, 0);
     }
     const void *x = places[0].address, *a = places[1].address, *f = places[2].address;
@@ -67,6 +68,19 @@ PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t
     sums[6] = (double)count;
     sums[7] = places[3].kind->squares(places[3].address, places[3].count); /* each is 0 or 1 */
     return packed_or_none(sums, SUMS);
+}
+
+/* residual_weight(stream, shortcut) -> packed 1 and ratio of squares; None where only torch can read them */
+PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    Place x, a;
+    (void)module;
+    if (given != 2 || !find(arguments[0], &x)) return packed_or_none(NULL, 0);
+    if (arguments[1] == arguments[0]) a = x;
+    else if (!find(arguments[1], &a)) return packed_or_none(NULL, 0);
+    const double squares = x.kind->squares(x.address, x.count);
+    const double above = a.address == x.address && are_alike(&a, &x) ? squares : a.kind->squares(a.address, a.count);
+    const double columns[] = {1, above / squares};
+    return packed_or_none(columns, 2);
 }
 
 /* Squares of one of several tensors, from an earlier one if it is the same. */
@@ -84,7 +98,10 @@ PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ss
     double columns[2 * WAYS + 1];
     (void)module;
     for (Py_ssize_t i = 0; i < WAYS; i++) {
-        if (given != WAYS || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
+        Py_ssize_t same = 0;
+        while (same < i && arguments[same] != arguments[i]) same++;
+        if (same < i) places[i] = places[same];
+        else if (given != WAYS || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
     }
     const Place *shortcut = &places[SHORTCUT], *branch = &places[BRANCH];
     if (!is_wide(shortcut) || !are_alike(shortcut, branch)) return packed_or_none(NULL, 0);

@@ -87,9 +87,9 @@ def _through(node: Node, arriving: Sequence[Tensor | None]) -> Sequence[object]:
 def _as_engine_does(nodes: Sequence[Node], key: Key, part: Tensor) -> Tensor:
     """A gradient in the shape and type of its tensor: the engine sums over broadcast dimensions, nodes do not."""
     expected = nodes[key[0]]._input_metadata[key[1]]
-    if part.shape != expected.shape:
+    if part.shape != tuple(expected.shape):
         part = part.sum_to_size(expected.shape)
-    return part.to(expected.dtype)
+    return part.detach().to(expected.dtype)
 
 
 def _add(sums: dict[Key, Tensor], key: Key, part: Tensor) -> None:

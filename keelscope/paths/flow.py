@@ -7,7 +7,7 @@ shortcuts alone carried there is known as well, and is carried on to the next st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,44 +106,42 @@ class PathFlow:
             before: what to do with them.
             gradients: one per output.
         """
+        parts = [None if gradient is None else gradient.detach() for gradient in gradients]
         for key in before.arrivals:
-            self._arrived(key, gradients[key[1]])
+            self._arrived(key, parts[key[1]])
         for key in before.starts:
             self._carry_on(key)
-        first = gradients[0] if gradients else None
+        first = parts[0] if parts else None
         if first is None:
             return
         for position in before.totals:
-            self._totals.setdefault(position, first.detach())
+            self._totals.setdefault(position, first)
         for reader in before.passes:
-            self.hand(reader, [first])
+            self.hand(reader, first)
 
-    def hand(self, reader: Reader, parts: Iterable[Tensor | None]) -> None:
+    def hand(self, reader: Reader, part: Tensor) -> None:
         """A node hands over its part of a stream tensor's gradient.
 
         Args:
             reader: the node.
-            parts: the part, of each input that the stream tensor is.
+            part: the part, detached, of one of the inputs that the stream tensor is.
         """
         stream = self._streams.get(reader.stream)
         if stream is None or stream.is_done:
             return
-        for part in parts:
-            if part is None:
-                continue
-            if reader.is_branch:
-                stream.branch = _plus(stream.branch, part)
-                continue
-            stream.shortcut = _plus(stream.shortcut, part)
-            if not reader.is_carried:  # from outside the stack: the real gradient is what starts here
-                stream.carried = _plus(stream.carried, part)
+        if reader.is_branch:
+            stream.branch = _plus(stream.branch, part)
+            return
+        stream.shortcut = _plus(stream.shortcut, part)
+        if not reader.is_carried:  # from outside the stack: the real gradient is what starts here
+            stream.carried = _plus(stream.carried, part)
 
     def _arrived(self, key: Key, gradient: Tensor | None) -> None:
         stream = self._streams.get(key)
         if stream is None or stream.is_done or gradient is None:
             return
         stream.is_done = True
-        place, gradient = self._routes.streams[key], gradient.detach()
+        place = self._routes.streams[key]
         if place.is_end:
             stream.carried = gradient
         for position in place.enters:
@@ -204,11 +202,14 @@ class _AfterNode:
 
     def __call__(self, inputs: Gradients, _: Gradients) -> None:
         for reader in self.readers:
-            self.flow.hand(reader, [inputs[slot] for slot in reader.slots])
+            for slot in reader.slots:
+                part = inputs[slot]
+                if part is not None:
+                    self.flow.hand(reader, part.detach())
 
 
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part.detach() if total is None else total + part.detach()
+    return part if total is None else total + part
 
 
 def _or_zero(part: Tensor | None, like: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from keelscope.topology.graph import Graph, Key, dtype_of, shape_of
+from keelscope import kernel
+from keelscope.topology.graph import Graph, Key, dtype_of
 from keelscope.topology.listener import Listener
 from keelscope.unwinding import hang
 
@@ -43,6 +45,9 @@ class Imprint:
         """Of nodes whose class does not tell their operation."""
         self._numbers = [graph.number(i) - origin for i in range(len(graph.nodes))]
         self._leaves = {i: _variable(graph.nodes[i]) for i, name in enumerate(graph.names) if name == _LEAF}
+        self._data = [i for i, parameter in self._leaves.items() if parameter is None]
+        self._packed = self._pack()
+        self._tensors: list[tuple[int, int, object, torch.dtype | None]] = []
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
@@ -62,11 +67,30 @@ class Imprint:
             return None
         if any(known() is not call.module for known, call in zip(self._modules, listener.calls, strict=True)):
             return None
-        nodes = self._walked(listener.nodes, origin)
-        if nodes is None or not self._answers(nodes):
+        walk = self._walked_natively if kernel.is_compiled() else self._walked
+        nodes = walk(listener.nodes, origin)
+        if nodes is None or len({nodes[i] for i in self._data}) < len(self._data) or not self._answers(nodes):
             return None
         hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
         return nodes
+
+    def _pack(self) -> tuple[object, ...]:
+        """The same for the compiled kernel."""
+        edges: list[int] = []
+        for keys in reversed(self._inputs):
+            edges += (len(keys), *(number for key in keys for number in key or (-1, -1)))
+        leaves = {i: False if parameter is None else parameter for i, parameter in self._leaves.items()}
+        marks: dict[int, object] = {**self._names, **leaves}
+        return (
+            np.array(self._places, np.int32).tobytes(),
+            np.array(edges, np.int32).tobytes(),
+            np.array([0 if i in leaves else number for i, number in enumerate(self._numbers)], np.int64).tobytes(),
+            tuple(self._kinds),
+            tuple(marks.get(i) for i in range(len(self._kinds))),
+        )
+
+    def _walked_natively(self, starts: list[Node], origin: int) -> list[Node] | None:
+        return kernel.same_nodes(starts, self._packed, origin)
 
     def _walked(self, starts: Sequence[Node], origin: int) -> list[Node] | None:
         """Every node, from the output side."""
@@ -106,11 +130,24 @@ class Imprint:
     def _answers(self, nodes: Sequence[Node]) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
-        return (
-            all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items())
-            and all(shape_of(nodes[i], output) == shape for (i, output), shape in shapes.items())
-            and all(dtype_of(nodes[i], output) == dtype for (i, output), dtype in dtypes.items())
+        if len(self._tensors) < len(shapes.keys() | dtypes.keys()):
+            nothing = object()
+            keys = [*shapes, *(key for key in dtypes if key not in shapes)]
+            self._tensors = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
+        return all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items()) and all(
+            _is_tensor(nodes[i], *wanted) for i, *wanted in self._tensors
         )
+
+
+def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None) -> bool:
+    """Whether what a node puts out has a shape and type, as far as one was asked for."""
+    metadata = getattr(node, "_input_metadata", ())
+    try:
+        found = metadata[output]
+        is_shape = type(shape) is object or tuple(found.shape) == shape
+    except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
+        return shape is None and dtype in {None, dtype_of(node, output)}
+    return is_shape and (dtype is None or found.dtype == dtype)
 
 
 def _origin(listener: Listener) -> int:

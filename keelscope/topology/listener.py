@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,7 @@ _GATE = re.compile(r"gat(e|es|er|ing)\b")
 _MOST_ENTRIES = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class SeenCall:
+class SeenCall(NamedTuple):
     """A module call: what it took and gave is found in the lists of the `Listener`."""
 
     path: str
@@ -84,10 +83,7 @@ class Listener:
         Returns:
             Whether no other module is running.
         """
-        start = -1
-        while self._open and start < 0:
-            opened, number = self._open.pop()
-            start = number if opened == path else -1
+        start = self._opened(path)
         first = len(self.nodes)
         self._note(output, leaves=False)
         middle = len(self.nodes)
@@ -102,22 +98,35 @@ class Listener:
             self.without_gradient[path] = None
         return not self._open
 
+    def _opened(self, path: str) -> int:
+        """When the latest call of a module that has not ended began; -1 if its beginning was not seen."""
+        while self._open:
+            opened, number = self._open.pop()
+            if opened == path:
+                return number
+        return -1
+
     def _note(self, value: object, *, leaves: bool) -> None:
         """Note all tensors in a nesting that have a node; leaves that require a gradient on request."""
-        tensors = [value] if type(value) is Tensor else [tensor for _, tensor in floating_leaves(value)]
-        for tensor in tensors:
-            if not tensor.requires_grad or not is_measurable(tensor):
-                continue
-            node, slot = tensor.grad_fn, tensor.output_nr
-            if node is None and leaves and not isinstance(tensor, nn.Parameter):
-                edge = get_gradient_edge(tensor)
-                node, slot = edge.node, edge.output_nr
-            if node is not None:
-                self.nodes.append(node)
-                self.slots.append(slot)
-                if self.keeps:
-                    self._tensors.append(tensor)
-                    self._versions.append(tensor._version)
+        if type(value) is Tensor:
+            self._note_one(value, leaves=leaves)
+        elif value is not None:
+            for _, tensor in floating_leaves(value):
+                self._note_one(tensor, leaves=leaves)
+
+    def _note_one(self, tensor: Tensor, *, leaves: bool) -> None:
+        if not tensor.requires_grad or not is_measurable(tensor):
+            return
+        node, slot = tensor.grad_fn, tensor.output_nr
+        if node is None and leaves and not isinstance(tensor, nn.Parameter):
+            edge = get_gradient_edge(tensor)
+            node, slot = edge.node, edge.output_nr
+        if node is not None:
+            self.nodes.append(node)
+            self.slots.append(slot)
+            if self.keeps:
+                self._tensors.append(tensor)
+                self._versions.append(tensor._version)
 
     def _note_gate(self, path: str, output: object) -> None:
         leaves = [tensor for _, tensor in floating_leaves(output)]
@@ -166,9 +175,8 @@ class Listener:
 
 def _plain(inputs: object) -> tuple[object, ...]:
     """Arguments of a call, the usual one tensor without its nesting."""
-    match inputs:
-        case (tuple() as args, dict() as kwargs) if not kwargs:
-            return args
+    if type(inputs) is tuple and len(inputs) == 2 and type(inputs[0]) is tuple and not inputs[1]:
+        return inputs[0]
     return (inputs,)
 
 
@@ -192,5 +200,4 @@ def _found(keys: Iterable[Key | None]) -> tuple[Key, ...]:
     return tuple(key for key in keys if key is not None)
 
 
-def _sequence_number() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr

@@ -66,6 +66,11 @@ class GraphReader:
         return frozenset(find_stacks(modules)[1])
 
     @property
+    def listener(self) -> Listener | None:
+        """What takes the calls of modules outside of backward passes, until they are read."""
+        return self._forward
+
+    @property
     def is_waiting(self) -> bool:
         """Whether the next backward pass will show more: keep the module hooks on until it is over, then `settle`."""
         return self._reading is not None

@@ -18,7 +18,6 @@ from keelscope import kernel
 from keelscope.entries import constant, local_shard, plainly, stored
 from keelscope.jacobian.closed_forms import row_gains
 from keelscope.jacobian.recognition import Recogniser
-from keelscope.kernel import Routine
 from keelscope.probe import Tap, TensorProbe, Tensors
 from keelscope.statistics import Columns, Statistic, additive
 
@@ -134,37 +133,34 @@ ABSORBED_FRACTION = Statistic(
 
 
 def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
-    """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum."""
+    """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum; without a norm, what they are taken from."""
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    weight = _mean_square_ratio(shortcut, stream)
     if isinstance(norm, nn.Identity):
-        return (weight.reshape(1),)
+        return stream, shortcut
     form = _recogniser.form(norm)
     total = shortcut + branch
-    return None if form is None or not form.accepts(total) else (weight * row_gains(form, total).squared_gain,)
-
-
-def _mean_square_ratio(above: Tensor, below: Tensor) -> Tensor:
-    known = kernel.pack_all(Routine.SQUARES, [above, below])
-    if known is None or known[1]:
-        return _squares(above) / _squares(below)
-    squares = known[0][:, 1]
-    with np.errstate(all="ignore"):
-        return torch.from_numpy(squares[:1] / squares[1:])[0]
-
-
-def _packed_gains(gains: Tensor) -> bytes | None:
-    if gains.dtype != torch.float64 or not gains.is_cpu:
+    if form is None or not form.accepts(total):
         return None
-    return np.array([gains.numel(), gains.numpy().sum()]).tobytes()
+    packed = kernel.residual_weight(stream, shortcut)
+    weight = _squares(shortcut) / _squares(stream) if packed is None else float(np.frombuffer(packed)[1])
+    return (weight * row_gains(form, total).squared_gain,)
 
 
-_GAIN = additive(
-    "shortcut_gain",
-    ("rows", "gain"),
-    lambda gains: torch.stack([constant(gains.numel(), gains.device), gains.double().sum()]),
-    packs=_packed_gains,
-)
+def _gain_terms(first: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    """``[rows, gain]`` from the squared gains of all rows; or from x and a x, one row, where no norm is on the sum."""
+    gains = first if shortcut is None else (_squares(shortcut) / _squares(first)).reshape(1)
+    return torch.stack([constant(gains.numel(), gains.device), gains.double().sum()])
+
+
+def _packed_gains(first: Tensor, shortcut: Tensor | None = None) -> bytes | None:
+    if shortcut is not None:
+        return kernel.residual_weight(first, shortcut)
+    if first.dtype != torch.float64 or not first.is_cpu:
+        return None
+    return np.array([first.numel(), first.numpy().sum()]).tobytes()
+
+
+_GAIN = additive("shortcut_gain", ("rows", "gain"), _gain_terms, packs=_packed_gains)
 SHORTCUT_GAIN = Statistic(
     "shortcut_gain",
     _GAIN,

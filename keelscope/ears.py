@@ -1,0 +1,135 @@
+"""The hooks on every module by which `keelscope.structure` listens to a forward, put on and taken off at each look."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from keelscope.containment import NO_OP, Unscriptable
+from keelscope.topology.listener import Listener
+
+__all__ = ["AfterModule", "BeforeModule", "Ears", "Hears"]
+
+
+class Hears(Protocol):
+    """What is told of module calls."""
+
+    listener: Listener | None
+    """What takes ordinary calls, outside of backward passes."""
+
+    def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """An ordinary call has ended."""
+
+    def starts(self, path: str, module: nn.Module) -> None:
+        """Any other call starts."""
+
+    def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """Any other call has ended, or one of the model itself."""
+
+
+_task: Callable[[], int] = torch._C._current_graph_task_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BeforeModule(Unscriptable):
+    """Hook before one module; a copy of the module carries a no-op in its place."""
+
+    owner: weakref.ref[Hears]
+    path: str
+
+    def __call__(self, module: nn.Module, *_: object) -> None:
+        """Note that the module starts."""
+        look = None if torch.compiler.is_compiling() else self.owner()
+        if look is None:
+            return
+        listener = look.listener
+        if listener is not None and _task() == -1:
+            listener.before(self.path)
+        else:
+            look.starts(self.path, module)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NO_OP
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AfterModule(Unscriptable):
+    """Hook after one module; a copy of the module carries a no-op in its place."""
+
+    owner: weakref.ref[Hears]
+    path: str
+
+    def __call__(self, module: nn.Module, *arguments: object) -> None:
+        """Note what the module took and gave, by the nodes of its tensors."""
+        look = None if torch.compiler.is_compiling() else self.owner()
+        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
+        if look is None or len(arguments) != 3:
+            return
+        listener = look.listener
+        if listener is not None and self.path and _task() == -1:
+            look.took(listener, self.path, module, arguments[:2], arguments[2])
+        else:
+            look.ends(self.path, module, arguments[:2], arguments[2])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return NO_OP
+
+
+class Ears(NamedTuple):
+    """The hooks on one module, by their numbers: handles take twenty times the memory."""
+
+    module: weakref.ref[nn.Module]
+    before: BeforeModule
+    after: AfterModule
+    first: int = -1
+    second: int = -1
+
+    @classmethod
+    def on(cls, module: nn.Module, path: str, owner: weakref.ref[Hears]) -> Ears:
+        """Put hooks on a module.
+
+        Args:
+            module: the module.
+            path: its path.
+            owner: what is told.
+
+        Returns:
+            The hooks, which are on the module now.
+        """
+        before, after = BeforeModule(owner, path), AfterModule(owner, path)
+        try:
+            first = module.register_forward_pre_hook(before).id
+            second = module.register_forward_hook(after, with_kwargs=True).id
+        except (RuntimeError, AttributeError):  # a scripted module takes no hooks; what it does is unknown
+            return cls(weakref.ref(module), before, after)
+        return cls(weakref.ref(module), before, after, first, second)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the module took no hooks."""
+        return self.second < 0
+
+    def are_of(self, module: tuple[str, nn.Module]) -> bool:
+        """Whether they are those of a module with this path."""
+        return self.module() is module[1] and self.before.path == module[0]
+
+    def place(self) -> None:
+        """Put them on again."""
+        module = self.module()
+        if module is not None and self.second >= 0:
+            module._forward_pre_hooks[self.first] = self.before
+            module._forward_hooks[self.second] = self.after
+            module._forward_hooks_with_kwargs[self.second] = True
+
+    def remove(self) -> None:
+        """Take them off."""
+        module = self.module()
+        if module is not None and self.second >= 0:
+            module._forward_pre_hooks.pop(self.first, None)
+            module._forward_hooks.pop(self.second, None)
+            module._forward_hooks_with_kwargs.pop(self.second, None)
