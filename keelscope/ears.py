@@ -10,10 +10,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import nn
 
+from keelscope import kernel
 from keelscope.containment import NO_OP, Unscriptable
 from keelscope.topology.listener import Listener
 
-__all__ = ["AfterModule", "BeforeModule", "Ears", "Hears"]
+__all__ = ["AfterModule", "BeforeModule", "Ears", "Hears", "hang_all"]
 
 
 class Hears(Protocol):
@@ -23,7 +24,7 @@ class Hears(Protocol):
     """What takes ordinary calls, outside of backward passes."""
 
     def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
-        """An ordinary call has ended."""
+        """An ordinary call has ended that the kernel has not noted."""
 
     def starts(self, path: str, module: nn.Module) -> None:
         """Any other call starts."""
@@ -32,6 +33,7 @@ class Hears(Protocol):
         """Any other call has ended, or one of the model itself."""
 
 
+_NOTHING = object()
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -64,17 +66,17 @@ class AfterModule(Unscriptable):
     owner: weakref.ref[Hears]
     path: str
 
-    def __call__(self, module: nn.Module, *arguments: object) -> None:
+    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object = _NOTHING) -> None:
         """Note what the module took and gave, by the nodes of its tensors."""
         look = None if torch.compiler.is_compiling() else self.owner()
         # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
-        if look is None or len(arguments) != 3:
+        if look is None or output is _NOTHING:
             return
         listener = look.listener
-        if listener is not None and self.path and _task() == -1:
-            look.took(listener, self.path, module, arguments[:2], arguments[2])
-        else:
-            look.ends(self.path, module, arguments[:2], arguments[2])
+        if listener is None or not self.path or _task() != -1:
+            look.ends(self.path, module, (args, kwargs), output)
+        elif kwargs or not listener.note(self.path, module, args, output):
+            look.took(listener, self.path, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
@@ -114,22 +116,28 @@ class Ears(NamedTuple):
         """Whether the module took no hooks."""
         return self.second < 0
 
-    def are_of(self, module: tuple[str, nn.Module]) -> bool:
-        """Whether they are those of a module with this path."""
-        return self.module() is module[1] and self.before.path == module[0]
-
-    def place(self) -> None:
-        """Put them on again."""
+    def hang(self, *, on: bool) -> None:
+        """Put them on again, or take them off."""
         module = self.module()
-        if module is not None and self.second >= 0:
+        if module is None or self.second < 0:
+            return
+        if on:
             module._forward_pre_hooks[self.first] = self.before
             module._forward_hooks[self.second] = self.after
             module._forward_hooks_with_kwargs[self.second] = True
-
-    def remove(self) -> None:
-        """Take them off."""
-        module = self.module()
-        if module is not None and self.second >= 0:
+        else:
             module._forward_pre_hooks.pop(self.first, None)
             module._forward_hooks.pop(self.second, None)
             module._forward_hooks_with_kwargs.pop(self.second, None)
+
+
+def hang_all(ears: list[Ears], *, on: bool) -> None:
+    """Put hooks on modules again, or take them off.
+
+    Args:
+        ears: the hooks.
+        on: whether to put them on.
+    """
+    if not kernel.hang_hooks(ears, on=on):
+        for each in ears:
+            each.hang(on=on)

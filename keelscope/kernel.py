@@ -11,7 +11,7 @@ import importlib
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,6 +30,8 @@ __all__ = [
     "SWITCH",
     "Program",
     "Routine",
+    "call_noter",
+    "hang_hooks",
     "is_compiled",
     "measure",
     "measure_all",
@@ -231,6 +233,27 @@ def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> li
         raise NotImplementedError
     found: list[Node] | None = _native.same_nodes(starts, *known, origin)
     return found
+
+
+def call_noter() -> Callable[..., bool] | None:
+    """What notes usual module calls, see `keelscope.topology.listener`; None without the compiled kernel."""
+    return None if _native is None else _native.note_call
+
+
+def hang_hooks(ears: list[Any], *, on: bool) -> bool:
+    """Put hooks on modules, or take them off.
+
+    Args:
+        ears: see `keelscope.ears.Ears`.
+        on: whether to put them on.
+
+    Returns:
+        Whether it was done; False without the compiled kernel.
+    """
+    if _native is None:
+        return False
+    _native.hang_hooks(ears, on)
+    return True
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
-from keelscope.ears import Ears
+from keelscope.ears import Ears, hang_all
 from keelscope.leaves import floating_leaves
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
@@ -75,10 +75,11 @@ class Look:
         self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
         self.listener = None if self._is_first else self._reader.listener
         self._left = _MOST_FORWARDS * len(modules)
+        if self.listener is not None:
+            self.listener.most = self._left
         self._is_placed = True
-        if len(modules) == len(self._ears) and all(map(Ears.are_of, self._ears, modules)):
-            for ears in self._ears:
-                ears.place()
+        if [(ears.before.path, ears.module()) for ears in self._ears] == list(modules):
+            hang_all(self._ears, on=True)
             return
         self._ears = [Ears.on(module, path, weakref.ref(self)) for path, module in modules]
         self.ran |= {id(module) for (_, module), ears in zip(modules, self._ears, strict=True) if ears.is_refused}
@@ -92,7 +93,7 @@ class Look:
         if self._reader is None or self._is_read:
             return
         self._is_read = True
-        self.listener = None
+        self._let_go()
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -109,11 +110,10 @@ class Look:
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
-        self.listener = None
+        self._let_go()
         if self._is_placed:
             self._is_placed = False
-            for ears in self._ears:
-                ears.remove()
+            hang_all(self._ears, on=False)
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -129,13 +129,18 @@ class Look:
         """A call of a module, on looks after the first."""
         self.ran.add(id(module))
         self._left -= 1
-        if self._left < 0:
+        if self._left < 0 or len(listener.rows) >= listener.most:
             self.stop()
             return
         try:
             listener.after(path, module, inputs, output)
         except Exception as error:
             warn_once(self, error)
+
+    def _let_go(self) -> None:
+        if self.listener is not None:
+            self.ran.update(id(module) for _, module, *_ in self.listener.rows)
+            self.listener = None
 
     @contained
     def starts(self, path: str, module: nn.Module) -> None:

@@ -86,6 +86,10 @@ PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t
 PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
+/* Of calls.c. */
+PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *hang_hooks(PyObject *module, PyObject *args);
+
 /* Of imprint.c. */
 PyObject *same_nodes(PyObject *module, PyObject *args);
 

@@ -47,7 +47,7 @@ class Imprint:
         self._leaves = {i: _variable(graph.nodes[i]) for i, name in enumerate(graph.names) if name == _LEAF}
         self._data = [i for i, parameter in self._leaves.items() if parameter is None]
         self._packed = self._pack()
-        self._tensors: list[tuple[int, int, object, torch.dtype | None]] = []
+        self._wanted: list[tuple[int, int, object, torch.dtype | None]] = []
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
@@ -65,7 +65,7 @@ class Imprint:
         origin = _origin(listener)
         if _calls(listener, origin) != self._calls or listener.slots != self._slots:
             return None
-        if any(known() is not call.module for known, call in zip(self._modules, listener.calls, strict=True)):
+        if any(known() is not call[1] for known, call in zip(self._modules, listener.rows, strict=True)):
             return None
         walk = self._walked_natively if kernel.is_compiled() else self._walked
         nodes = walk(listener.nodes, origin)
@@ -130,12 +130,12 @@ class Imprint:
     def _answers(self, nodes: Sequence[Node]) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
-        if len(self._tensors) < len(shapes.keys() | dtypes.keys()):
+        if len(self._wanted) < len(shapes.keys() | dtypes.keys()):
             nothing = object()
             keys = [*shapes, *(key for key in dtypes if key not in shapes)]
-            self._tensors = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
+            self._wanted = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
         return all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items()) and all(
-            _is_tensor(nodes[i], *wanted) for i, *wanted in self._tensors
+            _is_tensor(nodes[i], output, shape, dtype) for i, output, shape, dtype in self._wanted
         )
 
 
@@ -152,11 +152,14 @@ def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None
 
 def _origin(listener: Listener) -> int:
     """What sequence numbers are counted from."""
-    return listener.calls[0].span[1] if listener.calls else 0
+    return listener.rows[0][2][1] if listener.rows else 0
 
 
 def _calls(listener: Listener, origin: int) -> list[tuple[str, int, int, int, int, int]]:
-    return [(c.path, c.span[0] - origin, c.span[1] - origin, c.first, c.middle, c.last) for c in listener.calls]
+    return [
+        (path, start - origin, end - origin, first, middle, last)
+        for path, _, (start, end), first, middle, last in listener.rows
+    ]
 
 
 def _variable(node: Node) -> weakref.ref[torch.Tensor] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from keelscope import kernel
 from keelscope.entries import is_measurable
 from keelscope.leaves import floating_leaves
 from keelscope.sites import is_norm
@@ -53,8 +55,11 @@ class Listener:
     def __init__(self, *, keep: bool = False) -> None:
         self.keeps = keep
         """Whether tensors are kept."""
-        self.calls: list[SeenCall] = []
-        """In the order in which they ended."""
+        self.rows: list[tuple[str, nn.Module, tuple[int, int], int, int, int]] = []
+        """The fields of a `SeenCall` for each call, in the order in which they ended."""
+        self.most = sys.maxsize
+        """Calls that `note` takes at most."""
+        self._noter = kernel.call_noter() if keep else None
         self.nodes: list[Node] = []
         """The node of each tensor with a gradient that a call gave or took."""
         self.slots: list[int] = []
@@ -67,9 +72,31 @@ class Listener:
         self.without_gradient: dict[str, None] = {}
         """Paths of modules that ran without a gradient."""
 
+    @property
+    def calls(self) -> list[SeenCall]:
+        """In the order in which they ended."""
+        return list(map(SeenCall._make, self.rows))
+
     def before(self, path: str) -> None:
         """A module starts."""
         self._open.append((path, _sequence_number()))
+
+    def note(self, path: str, module: nn.Module, args: object, output: object) -> bool:
+        """A module has ended, if the compiled kernel can take it: tensors in, one tensor with a gradient out.
+
+        Args:
+            path: its path.
+            module: the module; whether it is called a gate does not matter.
+            args: its arguments, all of them.
+            output: what it returned.
+
+        Returns:
+            Whether it was noted; if not, `after` is to be called.
+        """
+        if self._noter is None or len(self.rows) >= self.most:
+            return False
+        lists = self._open, self.rows, self.nodes, self.slots, self._tensors, self._versions
+        return self._noter(path, module, args, output, _sequence_number, *lists)
 
     def after(self, path: str, module: nn.Module, inputs: object, output: object) -> bool:
         """A module has ended.
@@ -91,7 +118,7 @@ class Listener:
             span = (start, _sequence_number())
             for value in _plain(inputs):
                 self._note(value, leaves=True)
-            self.calls.append(SeenCall(path, module, span, first, middle, len(self.nodes)))
+            self.rows.append((path, module, span, first, middle, len(self.nodes)))
             if _is_gate(path, type(module).__name__):
                 self._note_gate(path, output)
         elif torch.is_grad_enabled():

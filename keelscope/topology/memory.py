@@ -79,7 +79,7 @@ class Memory:
             topology: what was read.
             live: the same as places.
         """
-        if any(call.span[0] < 0 for call in listener.calls) or not _are_kept(live.nodes, live.places):
+        if any(start < 0 for _, _, (start, _), *_ in listener.rows) or not _are_kept(live.nodes, live.places):
             return
         wanted = {key for recipe in live.places.recipes if recipe is not None for key in recipe.keys}
         positions: dict[Key, int] = {}
