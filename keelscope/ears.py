@@ -26,6 +26,9 @@ class Hears(Protocol):
     def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """An ordinary call has ended that the kernel has not noted."""
 
+    def ended(self, output: object) -> None:
+        """A call inside no other has ended: where the beginning of a forward was missed, its end is too."""
+
     def starts(self, path: str, module: nn.Module) -> None:
         """Any other call starts."""
 
@@ -75,8 +78,11 @@ class AfterModule(Unscriptable):
         listener = look.listener
         if listener is None or not self.path or _task() != -1:
             look.ends(self.path, module, (args, kwargs), output)
-        elif kwargs or not listener.note(self.path, module, args, output):
+            return
+        if kwargs or not listener.note(self.path, module, args, output):
             look.took(listener, self.path, module, (args, kwargs), output)
+        if not listener.is_inside:
+            look.ended(output)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

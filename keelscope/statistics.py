@@ -133,13 +133,7 @@ class Statistic:
         return StatisticSpec(self.name, self.unit, self.doc, self.dims, self.coords, self.across_ranks)
 
 
-def additive(
-    name: str,
-    columns: tuple[str, ...],
-    of: Callable[..., Tensor],
-    degrees: tuple[int, ...] = (),
-    packs: Callable[..., bytes | None] | None = None,
-) -> Terms:
+def additive(name: str, columns: tuple[str, ...], of: Callable[..., Tensor], degrees: tuple[int, ...] = ()) -> Terms:
     """Terms that merge by addition, the easy way to a new statistic.
 
     Args:
@@ -147,7 +141,6 @@ def additive(
         columns: one name per entry `of` returns.
         of: tensors -> ``[column]`` float64 sums.
         degrees: see `Terms.degrees`.
-        packs: see `Terms.packs`.
 
     Returns:
         Terms whose merge is the sum.
@@ -157,7 +150,7 @@ def additive(
         >>> positive.merge(positive.of(torch.tensor([1.0, -1.0])).numpy(), np.array([5.0])).tolist()
         [6.0]
     """
-    return Terms(name, columns, of, np.add, degrees, packs=packs)
+    return Terms(name, columns, of, np.add, degrees)
 
 
 def _moments_of(tensor: Tensor) -> Tensor:

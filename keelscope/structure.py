@@ -158,9 +158,10 @@ class Look:
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
             if not path and not in_backward():
-                self._read_early(output)
+                self.ended(output)
 
-    def _read_early(self, output: object) -> None:
+    @contained
+    def ended(self, output: object) -> None:
         """See to it that the graph is read before anything of the model has run backward."""
         for _, tensor in floating_leaves(output):
             if tensor.grad_fn is not None:

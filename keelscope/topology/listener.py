@@ -77,6 +77,11 @@ class Listener:
         """In the order in which they ended."""
         return list(map(SeenCall._make, self.rows))
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._open)
+
     def before(self, path: str) -> None:
         """A module starts."""
         self._open.append((path, _sequence_number()))

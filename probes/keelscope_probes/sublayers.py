@@ -8,6 +8,7 @@ norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the do
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -58,10 +59,8 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
     )
 
 
-_SUM = additive(
-    "residual_sum",
-    ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"),
-    _sum_terms,
+_SUM = replace(
+    additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms),
     packs=kernel.residual_sums,
 )
 
@@ -160,7 +159,7 @@ def _packed_gains(first: Tensor, shortcut: Tensor | None = None) -> bytes | None
     return np.array([first.numel(), first.numpy().sum()]).tobytes()
 
 
-_GAIN = additive("shortcut_gain", ("rows", "gain"), _gain_terms, packs=_packed_gains)
+_GAIN = replace(additive("shortcut_gain", ("rows", "gain"), _gain_terms), packs=_packed_gains)
 SHORTCUT_GAIN = Statistic(
     "shortcut_gain",
     _GAIN,
@@ -180,11 +179,13 @@ def _gradient_terms(*gradients: Tensor) -> Tensor:
     return torch.stack([*map(_squares, gradients), *counts, _product(gradients[2], gradients[3])])
 
 
-_GRADIENTS = additive(
-    "residual_gradients",
-    (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
-    _gradient_terms,
-    degrees=(2,) * 6 + (0,) * 6 + (2,),
+_GRADIENTS = replace(
+    additive(
+        "residual_gradients",
+        (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
+        _gradient_terms,
+        degrees=(2,) * 6 + (0,) * 6 + (2,),
+    ),
     packs=kernel.residual_gradients,
 )
 
