@@ -57,6 +57,10 @@ class Board:
             packed = kernel.measure((terms, terms.routine), tensors[0])
             if packed is not None:
                 return packed[terms]
+        if terms.packs is not None:
+            together = terms.packs(*tensors)
+            if together is not None:
+                return together
         if any(tensor.requires_grad for tensor in tensors):  # a view made from weights
             tensors = tuple(tensor.detach() for tensor in tensors)
         values = terms.of(*tensors)  # [column]

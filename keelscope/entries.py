@@ -85,6 +85,8 @@ def _stored_otherwise(values: Tensor) -> Tensor:
 
 def local_shard(tensor: Tensor) -> Tensor:
     """The part of a distributed tensor that lies on this rank; every other tensor as it is."""
+    if type(tensor) is Tensor:
+        return tensor
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 

@@ -11,7 +11,7 @@ import importlib
 import os
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
     from keelscope._kernel import Page, Passes
@@ -29,6 +30,8 @@ __all__ = [
     "SWITCH",
     "Program",
     "Routine",
+    "call_noter",
+    "hang_hooks",
     "is_compiled",
     "measure",
     "measure_all",
@@ -38,6 +41,10 @@ __all__ = [
     "page",
     "passes",
     "program",
+    "residual_gradients",
+    "residual_sums",
+    "residual_weight",
+    "same_nodes",
     "tree_changed",
 ]
 
@@ -171,6 +178,84 @@ def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: in
         Packed ``[2, row]``; None where only torch can read them.
     """
     return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
+
+
+def residual_sums(*tensors: Tensor) -> bytes | None:
+    """Sums over the operands of a residual sum, see `keelscope_probes.sublayers`.
+
+    Args:
+        tensors: stream, shortcut, branch, and flags that are added up.
+
+    Returns:
+        Packed columns; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_sums(*tensors)
+
+
+def residual_weight(stream: Tensor, shortcut: Tensor) -> bytes | None:
+    """What a shortcut does to squares.
+
+    Args:
+        stream: x.
+        shortcut: a x.
+
+    Returns:
+        Packed 1 and ``|a x|^2 / |x|^2``; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_weight(stream, shortcut)
+
+
+def residual_gradients(*tensors: Tensor) -> bytes | None:
+    """Squares of the six gradients around a sub-layer, see `keelscope_probes.sublayers`.
+
+    Args:
+        tensors: the gradients.
+
+    Returns:
+        Packed columns; None where only torch can read them.
+    """
+    return None if _native is None else _native.residual_gradients(*tensors)
+
+
+def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> list[Node] | None:
+    """Walk a graph beside one of a known shape, see `keelscope.topology.imprint`.
+
+    Args:
+        starts: nodes to start from.
+        known: places of the starts, edges, numbers, kinds and marks of the nodes.
+        origin: what numbers are counted from.
+
+    Returns:
+        The nodes in the known order; None if the graph has another shape.
+
+    Raises:
+        NotImplementedError: without the compiled kernel.
+    """
+    if _native is None:
+        raise NotImplementedError
+    found: list[Node] | None = _native.same_nodes(starts, *known, origin)
+    return found
+
+
+def call_noter() -> Callable[..., bool] | None:
+    """What notes usual module calls, see `keelscope.topology.listener`; None without the compiled kernel."""
+    return None if _native is None else _native.note_call
+
+
+def hang_hooks(ears: list[Any], *, on: bool) -> bool:
+    """Put hooks on modules, or take them off.
+
+    Args:
+        ears: see `keelscope.ears.Ears`.
+        on: whether to put them on.
+
+    Returns:
+        Whether it was done; False without the compiled kernel.
+    """
+    if _native is None:
+        return False
+    _native.hang_hooks(ears, on)
+    return True
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

@@ -9,19 +9,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.errors import CoverageWarning
-from keelscope.paths import PathFlow, PathGradients
+from keelscope.paths import PathFlow, PathGradients, Routes
 from keelscope.probe import Axis, Probe, Tap, Tensors
-from keelscope.topology import LiveGraph, Topology
+from keelscope.statistics import Terms
+from keelscope.topology import LiveGraph, Places, Topology
 
 __all__ = ["ResidualHooks"]
 
 _Name = tuple[str, int]
+_Due = list[tuple[Probe, tuple[tuple[tuple[str, Terms], Terms], ...]]]
 
 
 class ResidualHooks:
@@ -41,8 +43,11 @@ class ResidualHooks:
         self._no_norm, self._unknown_norm = nn.Identity(), nn.Module()
         self._names: list[_Name] = []
         self._owners: list[nn.Module] = []
+        self._places: Places | None = None
+        self._routes: Routes | None = None
         self._flow: PathFlow | None = None
         self._said: set[str] = set()
+        self._known_names: tuple[Topology, list[_Name]] | None = None
 
     def begin(self) -> None:
         """Start a step."""
@@ -62,16 +67,23 @@ class ResidualHooks:
             live: the same in the graph of this step, before its backward pass.
             board: where terms go.
         """
+        if live.places is not self._places:
+            self._plan(topology, live)
+        due = self._due(Tap.RESIDUAL_SUM)
+        for sublayer, met in live.operands() if due else ():
+            self._measure(due, sublayer.index, (met.stream, met.shortcut, met.branch), board)
+        due = self._due(Tap.RESIDUAL_GRADIENTS)
+        if self._routes is not None and due:
+            self._flow = PathFlow(live, self._reporter(due, board), self._routes)
+            self._flow.attach()
+
+    def _plan(self, topology: Topology, live: LiveGraph) -> None:
+        """Get ready for graphs of another shape."""
         self._names = _names(topology)
         self._owners = [self._norm(sublayer.norm_after) for sublayer in topology.sublayers]
-        if self._has_due(Tap.RESIDUAL_SUM):
-            for sublayer in live.sublayers:
-                met = live.operands(sublayer)
-                if met is not None:
-                    self._measure(Tap.RESIDUAL_SUM, sublayer.index, (met.stream, met.shortcut, met.branch), board)
-        if self._has_due(Tap.RESIDUAL_GRADIENTS):
-            self._flow = PathFlow(live, self._reporter(board))
-            self._flow.attach()
+        follows = live.graph is not None and any(probe.tap is Tap.RESIDUAL_GRADIENTS for probe in self.probes)
+        self._routes = Routes(live.graph, live.places) if follows and live.graph is not None else None
+        self._places = live.places
 
     def end(self) -> None:
         """Take the hooks off the graph."""
@@ -94,34 +106,43 @@ class ResidualHooks:
         Returns:
             Index of the sub-layer -> its observations.
         """
-        names = [] if topology is None else _names(topology)
+        names = [] if topology is None else self._names_of(topology)
         return {index: self._found[name] for index, name in enumerate(names) if name in self._found}
+
+    def _names_of(self, topology: Topology) -> list[_Name]:
+        known = self._known_names
+        if known is None or known[0] is not topology:
+            known = self._known_names = (topology, _names(topology))
+        return known[1]
 
     def _norm(self, path: str | None) -> nn.Module:
         """The norm on a sum; an identity if there is none, an empty module for one that is no module."""
         return self._no_norm if path is None else self._modules.get(path, self._unknown_norm)
 
-    def _has_due(self, tap: Tap) -> bool:
-        return any(probe.tap is tap and self.every(probe) for probe in self.probes)
-
-    def _reporter(self, board: Board) -> Callable[[int, PathGradients], None]:
+    def _reporter(self, due: _Due, board: Board) -> Callable[[int, PathGradients], None]:
         def report(index: int, gradients: PathGradients) -> None:
-            assert gradients.entering is not None
-            empty = gradients.entering.new_empty(0)
-            tensors = tuple(empty if gradient is None else gradient for gradient in gradients)
-            self._measure(Tap.RESIDUAL_GRADIENTS, index, tensors, board)
+            found = tuple(gradient for gradient in gradients if gradient is not None)
+            if len(found) < len(gradients):
+                assert gradients.entering is not None
+                empty = gradients.entering.new_empty(0)
+                found = tuple(empty if gradient is None else gradient for gradient in gradients)
+            self._measure(due, index, found, board)
 
         return report
 
-    def _measure(self, tap: Tap, index: int, tensors: Sequence[Tensor], board: Board) -> None:
+    def _due(self, tap: Tap) -> _Due:
+        """The probes that are due, each with its terms and their keys."""
+        due = [probe for probe in self.probes if probe.tap is tap and self.every(probe)]
+        return [(probe, tuple(((probe.name, terms), terms) for terms in terms_of(probe))) for probe in due]
+
+    def _measure(self, due: _Due, index: int, tensors: Tensors, board: Board) -> None:
         slots: TermSlots = {}
-        for probe in self.probes:
-            if probe.tap is not tap or not self.every(probe):
-                continue
+        for probe, wanted in due:
             try:
-                view: Tensors | None = probe.view(tuple(tensors), self._owners[index])
+                view: Tensors | None = probe.view(tensors, self._owners[index])
                 if view is not None:
-                    slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
+                    for key, terms in wanted:
+                        slots[key] = board.put(terms, view)
             except Exception as error:  # one probe's fault costs the others nothing
                 warn_once(self, error, probe.name)
         self._found.setdefault(self._names[index], []).append(slots)

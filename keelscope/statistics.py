@@ -72,6 +72,8 @@ class Terms:
     """Optional: many one-tensor observations on one device at once -> ``[observation, column]``."""
     routine: Routine | None = None
     """Optional: the routine of the compiled kernel that does what `of` does."""
+    packs: Callable[..., bytes | None] | None = None
+    """Optional: does the same as `of`, as packed doubles on the host; None where it cannot."""
     rescale: Callable[[NDArray[np.float64], float], NDArray[np.float64]] | None = None
     """Optional, where no degrees hold: terms and a factor -> terms of the tensors multiplied by it (sums of logs)."""
 

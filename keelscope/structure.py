@@ -2,7 +2,8 @@
 
 Every module is listened to during that one forward (`keelscope.topology.GraphReader`), and the graph is read when the
 first gradient arrives, before backward has freed anything. No forward of its own is run. On steps where probes look at
-residual sub-layers (`keelscope.residuals`) the same is done again, since each step has a graph of its own.
+residual sub-layers (`keelscope.residuals`) the modules are listened to again, since each step has a graph of its own;
+it is read again only if it has another shape than before (`keelscope.topology.memory`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from keelscope.containment import NO_OP, Unscriptable, contained
+from keelscope.containment import contained, warn_once
+from keelscope.ears import Ears, hang_all
 from keelscope.leaves import floating_leaves
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
+from keelscope.topology.listener import Listener
+from keelscope.topology.memory import Memory
 from keelscope.unwinding import give_up_dead
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
@@ -50,9 +52,12 @@ class Look:
         """Identity of every module that ran while listened to."""
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
-        self._modules: Sequence[tuple[str, nn.Module]] = ()
-        self._placed: list[tuple[nn.Module, int, int]] = []
-        """Modules, and the numbers of the hooks on them."""
+        self._memory = Memory()
+        self._ears: list[Ears] = []
+        """On every module of the last look."""
+        self._is_placed = self._keeps = False
+        self.listener: Listener | None = None
+        """What later looks need of the forward: no names, which the first look has found."""
         self._is_read = False
         self._is_first = True
         self._left = 0
@@ -68,10 +73,18 @@ class Look:
         model = self._model()
         if model is None:
             return
-        self._reader, self._is_read = GraphReader(model, keep=keep), False
+        self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
+        self.listener = None if self._is_first else self._reader.listener
         self._left = _MOST_FORWARDS * len(modules)
-        self._modules = modules
-        self._put_on()
+        if self.listener is not None:
+            self.listener.most = self._left
+        self._keeps = keep
+        if [(ears.before.path, ears.module()) for ears in self._ears] == list(modules):
+            self._hang(on=True)
+            return
+        self._is_placed = True
+        self._ears = [Ears.on(module, path, weakref.ref(self)) for path, module in modules]
+        self.ran |= {id(module) for (_, module), ears in zip(modules, self._ears, strict=True) if ears.is_refused}
 
     @contained
     def read(self) -> None:
@@ -82,7 +95,8 @@ class Look:
         if self._reader is None or self._is_read:
             return
         self._is_read = True
-        self._take_off()  # first: they take as much memory as the graph
+        self._let_go()
+        self._hang(on=False)  # first: on many modules they take as much memory as the graph
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -94,15 +108,17 @@ class Look:
             self.on_read(topology, live)
         self._reader = reader
         if reader.is_waiting and self._is_first:
-            self._put_on()
+            self._hang(on=True)
         else:
             self.stop()
 
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
-        self._take_off()
-        self._modules = ()
+        self._let_go()
+        self._hang(on=False)
+        if not self._keeps:
+            self._ears = []  # no other look will need them
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -114,34 +130,42 @@ class Look:
                 _log.info("structure: %s", reason)
         self._is_first = False
 
-    def _put_on(self) -> None:
-        for path, module in self._modules:
-            self._listen(path, module)
-
-    def _take_off(self) -> None:
-        for module, before, after in self._placed:
-            _drop(module._forward_pre_hooks, before)
-            _drop(module._forward_hooks, after)
-            _drop(module._forward_hooks_with_kwargs, after)
-        self._placed.clear()
-
-    def _listen(self, path: str, module: nn.Module) -> None:
-        owner = weakref.ref(self)
-        try:
-            before = module.register_forward_pre_hook(BeforeModule(owner, path))
-            after = module.register_forward_hook(AfterModule(owner, path), with_kwargs=True)
-        except (RuntimeError, AttributeError):
-            self.ran.add(id(module))  # a scripted module takes no hooks; what it does is unknown
+    def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """A call of a module, on looks after the first."""
+        self.ran.add(id(module))
+        self._left -= 1
+        if self._left < 0 or len(listener.rows) >= listener.most:
+            self.stop()
             return
-        self._placed.append((module, before.id, after.id))  # by number: two handles take twenty times the memory
+        try:
+            listener.after(path, module, inputs, output)
+        except Exception as error:
+            warn_once(self, error)
+
+    def _hang(self, *, on: bool) -> None:
+        if self._is_placed is on:
+            return
+        self._is_placed = on
+        if on or self._keeps:
+            hang_all(self._ears, on=on)
+        else:  # for good
+            for ears in self._ears:
+                ears.take_off()
+
+    def _let_go(self) -> None:
+        if self.listener is not None:
+            self.ran.update(id(module) for _, module, *_ in self.listener.rows)
+            self.listener = None
 
     @contained
-    def _before(self, path: str, module: nn.Module) -> None:
+    def starts(self, path: str, module: nn.Module) -> None:
+        """A module starts, on the first look or inside a backward pass."""
         if self._reader is not None:
             self._reader.before_module(path, module)
 
     @contained
-    def _after(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+    def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
+        """A module has ended, on the first look, inside a backward pass, or the model itself."""
         self.ran.add(id(module))
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
@@ -149,9 +173,10 @@ class Look:
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
             if not path and not in_backward():
-                self._read_early(output)
+                self.ended(output)
 
-    def _read_early(self, output: object) -> None:
+    @contained
+    def ended(self, output: object) -> None:
         """See to it that the graph is read before anything of the model has run backward."""
         for _, tensor in floating_leaves(output):
             if tensor.grad_fn is not None:
@@ -169,48 +194,6 @@ class BeforeBackward:
         look = self.owner()
         if look is not None:
             look.read()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BeforeModule(Unscriptable):
-    """Hook before one module; a copy of the module carries a no-op in its place."""
-
-    owner: weakref.ref[Look]
-    path: str
-
-    def __call__(self, module: nn.Module, *_: object) -> None:
-        """Note that the module starts."""
-        look = None if torch.compiler.is_compiling() else self.owner()
-        if look is not None:
-            look._before(self.path, module)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AfterModule(Unscriptable):
-    """Hook after one module; a copy of the module carries a no-op in its place."""
-
-    owner: weakref.ref[Look]
-    path: str
-
-    def __call__(self, module: nn.Module, *arguments: object) -> None:
-        """Note what the module took and gave, by the nodes of its tensors."""
-        look = None if torch.compiler.is_compiling() else self.owner()
-        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
-        if look is not None and len(arguments) == 3:
-            look._after(self.path, module, arguments[:2], arguments[2])
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
-
-
-def _drop(hooks: dict[int, Any], number: int) -> None:
-    """Take a hook off; a dictionary that is empty afterwards also gives back the room for entries, which pop keeps."""
-    hooks.pop(number, None)
-    if not hooks:
-        hooks.clear()
 
 
 def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from torch.autograd.graph import Node
 
-__all__ = ["Breaks", "give_up_dead", "unwind"]
+__all__ = ["Breaks", "give_up_dead", "hang", "unwind"]
 
 _KEY = "keelscope: nodes behind this one"
 _UNOWNED = 2  # references of a node that only this module knows: its variable and the argument of getrefcount
@@ -47,11 +47,20 @@ def unwind(nodes: Sequence[Node], tops: Iterable[Node]) -> None:
         nodes: part of a graph, each node after all nodes it takes its inputs from.
         tops: those of them that no other of them takes its inputs from.
     """
-    give_up_dead()
     above = set(tops)
-    chain = [node for node in nodes if node not in above and node.next_functions]
+    hang([node for node in nodes if node not in above and node.next_functions], above)
+
+
+def hang(chain: list[Node], tops: Iterable[Node]) -> None:
+    """Keep nodes until nothing above them is alive, then free them one after the other.
+
+    Args:
+        chain: the nodes, each after all nodes it takes its inputs from.
+        tops: nodes above them.
+    """
+    give_up_dead()
     if chain:
-        _hang(chain, above)
+        _hang(chain, tops)
 
 
 class Breaks:

@@ -291,6 +291,13 @@ static PyMethodDef METHODS[] = {
     {"pack_all", (PyCFunction)(void (*)(void))pack_all, METH_FASTCALL,
      "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
     {"tree_changed", tree_changed, METH_O, "whether modules or parameters came or went; None where Python must look"},
+    {"residual_sums", (PyCFunction)(void (*)(void))residual_sums, METH_FASTCALL, "packed sums over operands; or None"},
+    {"residual_weight", (PyCFunction)(void (*)(void))residual_weight, METH_FASTCALL, "packed ratio of squares; or None"},
+    {"residual_gradients", (PyCFunction)(void (*)(void))residual_gradients, METH_FASTCALL,
+     "packed squares and a product of gradients; or None"},
+    {"note_call", (PyCFunction)(void (*)(void))note_call, METH_FASTCALL, "whether a usual call was noted"},
+    {"hang_hooks", hang_hooks, METH_VARARGS, "hang_hooks(ears, on): put hooks on modules, or take them off"},
+    {"same_nodes", same_nodes, METH_VARARGS, "nodes of a graph of a known shape; or None"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -109,6 +109,18 @@ PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Of passes.c: adds its types. */
 int add_passes(PyObject *module);
 
+/* Of residuals.c. */
+PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+
+/* Of calls.c. */
+PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *hang_hooks(PyObject *module, PyObject *args);
+
+/* Of imprint.c. */
+PyObject *same_nodes(PyObject *module, PyObject *args);
+
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);
 PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t given);

@@ -18,79 +18,78 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node
 
-from keelscope.paths.regions import WRAPPERS, Hop
-from keelscope.topology.graph import Graph, Key, operation
+from keelscope.paths.regions import Hop
+from keelscope.topology.graph import Key, operation
 from keelscope.topology.readable import is_readable
 
 __all__ = ["carry", "obstacle"]
 
 
-def carry(graph: Graph, hop: Hop, gradient: Tensor, cuts: frozenset[Key]) -> dict[Key, Tensor]:
+def carry(nodes: Sequence[Node], hop: Hop, gradient: Tensor) -> dict[Key, Tensor]:
     """Carry a gradient along one hop.
 
     Args:
-        graph: the graph; nodes of the hop have not been run by a backward pass yet.
+        nodes: of the graph; those of the hop have not been run by a backward pass yet.
         hop: the way, without `obstacle`.
         gradient: with respect to the hop's start.
-        cuts: tensors that are not passed.
 
     Returns:
         What arrives at each target; targets that nothing reaches are absent.
     """
+    if hop.is_plain:
+        return dict.fromkeys(hop.targets, gradient)
     waiting: dict[Key, Tensor] = {hop.start: gradient.detach()}
-    members = frozenset(hop.nodes)
     arrived: dict[Key, Tensor] = {}
     with torch.no_grad():
-        for index in hop.nodes:
-            node = graph.nodes[index]
-            arriving = [waiting.pop((index, output), None) for output in range(_outputs(node))]
+        for move in hop.moves:
+            node = nodes[move.node]
+            arriving = [waiting.pop((move.node, output), None) for output in range(_outputs(node))]
             if all(part is None for part in arriving):
                 continue
-            for key, part in zip(graph.inputs[index], _through(node, arriving), strict=False):
-                if key is None or key in cuts or not isinstance(part, Tensor):
-                    continue
-                if key in hop.targets or key[0] in members:
-                    _add(arrived if key in hop.targets else waiting, key, _as_engine_does(graph, key, part))
+            given = arriving if move.is_wrapper else _through(node, arriving)
+            for slot, key, is_target in move.passes:
+                part = given[slot] if slot < len(given) else None
+                if isinstance(part, Tensor):
+                    _add(arrived if is_target else waiting, key, _as_engine_does(nodes, key, part))
     return arrived
 
 
-def obstacle(graph: Graph, hop: Hop) -> str:
+def obstacle(nodes: Sequence[Node], hop: Hop) -> str:
     """Why a hop cannot be followed.
 
     Args:
-        graph: the graph.
+        nodes: of the graph.
         hop: the way.
 
     Returns:
         One clause, or an empty string.
     """
-    for index in hop.nodes:
-        node = graph.nodes[index]
-        name = operation(node)
-        if name in WRAPPERS:
+    for move in () if hop.is_plain else hop.moves:
+        node = nodes[move.node]
+        if move.is_wrapper:
             continue
         if isinstance(node, BackwardCFunction):
-            return f"the shortcut passes {name}, a function whose backward is not torch's own"
+            return f"the shortcut passes {operation(node)}, a function whose backward is not torch's own"
         if any(getattr(saved, "unpack_hook", None) is not None for saved in _raw(node)):
+            name = operation(node)
             return f"what {name} on the shortcut needs is kept by an activation checkpoint or another saving hook"
         if not all(is_readable(saved) for saved in _saved(node)):
+            name = operation(node)
             return f"what {name} on the shortcut needs is not in memory, as of a sharded weight that is not gathered"
     return ""
 
 
 def _through(node: Node, arriving: Sequence[Tensor | None]) -> Sequence[object]:
-    if operation(node) in WRAPPERS:
-        return arriving
     passed: object = node(*arriving)  # type: ignore[operator]
     return passed if isinstance(passed, tuple) else (passed,)
 
 
-def _as_engine_does(graph: Graph, key: Key, part: Tensor) -> Tensor:
+def _as_engine_does(nodes: Sequence[Node], key: Key, part: Tensor) -> Tensor:
     """A gradient in the shape and type of its tensor: the engine sums over broadcast dimensions, nodes do not."""
-    expected = graph.nodes[key[0]]._input_metadata[key[1]]
-    if part.shape != expected.shape:
+    expected = nodes[key[0]]._input_metadata[key[1]]
+    if part.shape != tuple(expected.shape):
         part = part.sum_to_size(expected.shape)
-    return part.to(expected.dtype)
+    return part.detach().to(expected.dtype)
 
 
 def _add(sums: dict[Key, Tensor], key: Key, part: Tensor) -> None:

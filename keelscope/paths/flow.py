@@ -8,15 +8,16 @@ shortcuts alone carried there is known as well, and is carried on to the next st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils.hooks import RemovableHandle
 
 from keelscope.containment import contained
 from keelscope.paths.chain import carry, obstacle
-from keelscope.paths.regions import Regions
+from keelscope.paths.routes import Before, Reader, Routes
 from keelscope.topology.graph import Key
 from keelscope.topology.live import LiveGraph
 
@@ -52,10 +53,6 @@ class _Stream:
     is_known: bool = True
     """Whether `carried` is complete."""
     is_done: bool = False
-    enters: list[int] = field(default_factory=list)
-    """Positions of the sub-layers that read it as their stream."""
-    leaves: list[int] = field(default_factory=list)
-    """Positions of the sub-layers that put it out."""
 
 
 class PathFlow:
@@ -64,135 +61,156 @@ class PathFlow:
     Args:
         live: the graph with its sub-layers.
         report: called with the index of a sub-layer and its gradients, when all of them have arrived.
+        routes: the plan, made before from a graph of the same shape; None makes one.
     """
 
-    def __init__(self, live: LiveGraph, report: Callable[[int, PathGradients], None]) -> None:
-        self._graph = live.graph
-        self._sublayers = live.sublayers
-        self._regions = Regions(live)
+    def __init__(
+        self, live: LiveGraph, report: Callable[[int, PathGradients], None], routes: Routes | None = None
+    ) -> None:
+        if routes is None:
+            assert live.graph is not None
+            routes = Routes(live.graph, live.places)
+        self._nodes: Sequence[Node] = live.nodes
+        self._routes = routes
         self._report = report
-        self._handles = ExitStack()
-        self._streams = {key: _Stream() for key in self._regions.streams}
+        self._handles: list[RemovableHandle] = []
+        self._streams = {key: _Stream() for key in routes.streams}
         self._leaving: dict[int, Tensor] = {}
         self._totals: dict[int, Tensor] = {}
         self.obstacles: dict[str, None] = {}
         """Why what shortcuts carry is not known everywhere."""
-        for position, sublayer in enumerate(live.sublayers):
-            self._streams[sublayer.entering].enters.append(position)
-            self._streams[sublayer.leaving].leaves.append(position)
 
     def attach(self) -> None:
         """Put the hooks on, before the backward pass reaches the sub-layers."""
-        for key in self._streams:
-            self._before(key[0], self._on_stream(key))
-            for reader in dict.fromkeys(self._graph.readers.get(key, ())):
-                self._after(reader, self._on_reader(key, reader))
-        for key, hop in self._regions.hops.items():
-            if hop.start != key:
-                self._before(hop.start[0], self._on_start(key))
-        for position, sublayer in enumerate(self._sublayers):
-            if sublayer.addition is not None:
-                self._before(sublayer.addition.root, self._on_total(position))
+        nodes = self._nodes
+        for index, before in self._routes.before.items():
+            self._handles.append(nodes[index].register_prehook(_BeforeNode(self, before)))
+        for index, readers in self._routes.after.items():
+            self._handles.append(nodes[index].register_hook(_AfterNode(self, readers)))
 
     def detach(self) -> None:
         """Take the hooks off and let go of what has arrived."""
-        self._handles.close()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
         self._streams.clear()
         self._leaving.clear()
         self._totals.clear()
-
-    def _before(self, index: int, hook: Callable[[Gradients], None]) -> None:
-        self._handles.callback(self._graph.nodes[index].register_prehook(hook).remove)
-
-    def _after(self, index: int, hook: Callable[[Gradients, Gradients], None]) -> None:
-        self._handles.callback(self._graph.nodes[index].register_hook(hook).remove)
-
-    def _on_stream(self, key: Key) -> Callable[[Gradients], None]:
-        def arrived(outputs: Gradients) -> None:
-            self._arrived(key, outputs[key[1]])
-
-        return arrived
-
-    def _on_start(self, key: Key) -> Callable[[Gradients], None]:
-        def arrived(_: Gradients) -> None:
-            self._carry_on(key)
-
-        return arrived
-
-    def _on_total(self, position: int) -> Callable[[Gradients], None]:
-        def arrived(outputs: Gradients) -> None:
-            if outputs[0] is not None:
-                self._totals.setdefault(position, outputs[0].detach())
-
-        return arrived
-
-    def _on_reader(self, key: Key, reader: int) -> Callable[[Gradients, Gradients], None]:
-        slots = [slot for slot, source in enumerate(self._graph.inputs[reader]) if source == key]
-        is_branch, is_carried = self._regions.is_branch(reader), self._regions.is_carried(reader)
-
-        def handed(inputs: Gradients, _: Gradients) -> None:
-            stream = self._streams.get(key)
-            if stream is None or stream.is_done:
-                return
-            for part in (inputs[slot] for slot in slots):
-                if part is None:
-                    continue
-                if is_branch:
-                    stream.branch = _plus(stream.branch, part)
-                    continue
-                stream.shortcut = _plus(stream.shortcut, part)
-                if not is_carried:  # from outside the stack: the real gradient is what starts here
-                    stream.carried = _plus(stream.carried, part)
-
-        return handed
+        self._nodes = ()
 
     @contained
+    def arriving(self, before: Before, gradients: Gradients) -> None:
+        """The gradients of a node's outputs have arrived.
+
+        Args:
+            before: what to do with them.
+            gradients: one per output.
+        """
+        parts = [None if gradient is None else gradient.detach() for gradient in gradients]
+        for key in before.arrivals:
+            self._arrived(key, parts[key[1]])
+        for key in before.starts:
+            self._carry_on(key)
+        first = parts[0] if parts else None
+        if first is None:
+            return
+        for position in before.totals:
+            self._totals.setdefault(position, first)
+        for reader in before.passes:
+            self.hand(reader, first)
+
+    def hand(self, reader: Reader, part: Tensor) -> None:
+        """A node hands over its part of a stream tensor's gradient.
+
+        Args:
+            reader: the node.
+            part: the part, detached, of one of the inputs that the stream tensor is.
+        """
+        stream = self._streams.get(reader.stream)
+        if stream is None or stream.is_done:
+            return
+        if reader.is_branch:
+            stream.branch = _plus(stream.branch, part)
+            return
+        stream.shortcut = _plus(stream.shortcut, part)
+        if not reader.is_carried:  # from outside the stack: the real gradient is what starts here
+            stream.carried = _plus(stream.carried, part)
+
     def _arrived(self, key: Key, gradient: Tensor | None) -> None:
         stream = self._streams.get(key)
         if stream is None or stream.is_done or gradient is None:
             return
         stream.is_done = True
-        gradient = gradient.detach()
-        if key not in self._regions.entered:  # the end of a stream: all that arrives comes from outside
+        place = self._routes.streams[key]
+        if place.is_end:
             stream.carried = gradient
-        for position in stream.enters:
+        for position in place.enters:
             self._emit(position, stream, gradient)
-        self._leaving.update(dict.fromkeys(stream.leaves, gradient))
+        for position in place.leaves:
+            self._leaving[position] = gradient
         stream.shortcut = stream.branch = None
-        hop = self._regions.hops.get(key)
-        if hop is None or hop.start == key:
+        if place.hop is None or place.starts_here:
             self._carry_on(key)
 
     def _emit(self, position: int, stream: _Stream, gradient: Tensor) -> None:
         """Report a sub-layer; a part that nothing arrived for is zero."""
-        zero = gradient.new_zeros(())
+        carried = _or_zero(stream.carried, gradient) if stream.is_known else None
         gradients = PathGradients(
             self._leaving.pop(position, None),
             self._totals.pop(position, None),
-            zero.expand_as(gradient) if stream.shortcut is None else stream.shortcut,
-            zero.expand_as(gradient) if stream.branch is None else stream.branch,
+            _or_zero(stream.shortcut, gradient),
+            _or_zero(stream.branch, gradient),
             gradient,
-            (zero.expand_as(gradient) if stream.carried is None else stream.carried) if stream.is_known else None,
+            carried,
         )
-        self._report(self._sublayers[position].index, gradients)
+        self._report(self._routes.places.sublayers[position].index, gradients)
 
-    @contained
     def _carry_on(self, key: Key) -> None:
         """Hand what shortcuts carried on to the stream tensors before."""
-        hop, stream = self._regions.hops.get(key), self._streams.get(key)
+        hop, stream = self._routes.streams[key].hop, self._streams.get(key)
         if hop is None or stream is None:
             return
         carried, stream.carried = stream.carried, None
-        reason = obstacle(self._graph, hop) if stream.is_known else ""
+        reason = obstacle(self._nodes, hop) if stream.is_known else ""
         if reason:
             self.obstacles[reason] = None
         if reason or not stream.is_known:
             for target in hop.targets:
                 self._streams[target].is_known = False
         elif carried is not None:
-            for target, part in carry(self._graph, hop, carried, self._regions.cuts).items():
+            for target, part in carry(self._nodes, hop, carried).items():
                 self._streams[target].carried = _plus(self._streams[target].carried, part)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _BeforeNode:
+    """Hook before one node."""
+
+    flow: PathFlow
+    before: Before
+
+    def __call__(self, gradients: Gradients) -> None:
+        self.flow.arriving(self.before, gradients)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _AfterNode:
+    """Hook after one node."""
+
+    flow: PathFlow
+    readers: Sequence[Reader]
+
+    def __call__(self, inputs: Gradients, _: Gradients) -> None:
+        for reader in self.readers:
+            for slot in reader.slots:
+                part = inputs[slot]
+                if part is not None:
+                    self.flow.hand(reader, part.detach())
+
+
 def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part.detach() if total is None else total + part.detach()
+    return part if total is None else total + part
+
+
+def _or_zero(part: Tensor | None, like: Tensor) -> Tensor:
+    return like.new_zeros(()).expand_as(like) if part is None else part

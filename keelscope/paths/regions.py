@@ -9,13 +9,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from keelscope.topology.graph import Key, operation
-from keelscope.topology.live import LiveGraph
+import torch
 
-__all__ = ["WRAPPERS", "Hop", "Regions"]
+from keelscope.topology.graph import Graph, Key
+from keelscope.topology.live import Places
+
+__all__ = ["WRAPPERS", "Hop", "Move", "Regions", "hands_on"]
 
 WRAPPERS = frozenset({"RegisterPostBackwardFunction"})
 """What FSDP puts around the inputs of a wrapped module: the identity, but for what it sets off in a backward pass."""
+
+
+_REAL = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One node of a hop."""
+
+    node: int
+    is_wrapper: bool
+    passes: tuple[tuple[int, Key, bool], ...]
+    """Which of what it gives is passed on: its input, the tensor, and whether that is a stream tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +39,25 @@ class Hop:
 
     start: Key
     """The stream tensor, before what a wrapper makes of it: a sharded block's weights are there from here on."""
-    nodes: tuple[int, ...]
+    moves: tuple[Move, ...]
     """Latest first; the first one made the start."""
     targets: frozenset[Key]
     """Stream tensors that it leads to."""
+    is_plain: bool
+    """Whether the only target is handed the gradient as it is: a sum without weights."""
 
 
 class Regions:
-    """Branches and hops of one live graph.
+    """Branches and hops of one graph.
 
     Args:
-        live: the graph with its sub-layers.
+        graph: the graph.
+        found: where its sub-layers lie.
     """
 
-    def __init__(self, live: LiveGraph) -> None:
-        self._graph = live.graph
-        places = (*live.sublayers, *live.further)
+    def __init__(self, graph: Graph, found: Places) -> None:
+        self._graph = graph
+        places = (*found.sublayers, *found.further)
         self.entered = frozenset(place.entering for place in places)
         """Every stream tensor before a sub-layer."""
         self.streams = self.entered | {place.leaving for place in places}
@@ -50,7 +68,7 @@ class Regions:
         """Nodes of branches."""
         self.hops = {place.leaving: self._hop(place.leaving) for place in places}
         """Per stream tensor after a sub-layer the way on along shortcuts; where a stream begins, it ends."""
-        self._on_hops = frozenset(node for hop in self.hops.values() for node in hop.nodes)
+        self._on_hops = frozenset(move.node for hop in self.hops.values() for move in hop.moves)
 
     def is_branch(self, node: int) -> bool:
         """Whether what a node reads of the stream goes into a branch."""
@@ -73,7 +91,7 @@ class Regions:
 
     def _hop(self, start: Key) -> Hop:
         if start in self.cuts:
-            return Hop(start, (), frozenset())
+            return Hop(start, (), frozenset(), is_plain=False)
         start = self._unwrapped(start)
         stack, found = [start[0]], {start[0]}
         while stack:
@@ -85,7 +103,7 @@ class Regions:
         return self._leading(start, found)
 
     def _unwrapped(self, key: Key) -> Key:
-        while operation(self._graph.nodes[key[0]]) in WRAPPERS:
+        while self._graph.names[key[0]] in WRAPPERS:
             source = self._graph.inputs[key[0]][key[1]]
             if source is None or source in self.streams:
                 break
@@ -104,4 +122,36 @@ class Regions:
                     targets.add(key)
                 if key in self.streams or key[0] in leading:
                     leading.add(node)
-        return Hop(start, tuple(sorted(leading, reverse=True)), frozenset(targets))
+        moves = tuple(self._move(node, leading, targets) for node in sorted(leading, reverse=True))
+        return Hop(start, moves, frozenset(targets), is_plain=self._is_plain(moves, targets))
+
+    def _move(self, node: int, leading: set[int], targets: set[Key]) -> Move:
+        passes = tuple(
+            (slot, key, key in targets)
+            for slot, key in enumerate(self._graph.inputs[node])
+            if key is not None and key not in self.cuts and (key in targets or key[0] in leading)
+        )
+        return Move(node, self._graph.names[node] in WRAPPERS, passes)
+
+    def _is_plain(self, moves: tuple[Move, ...], targets: set[Key]) -> bool:
+        if len(moves) != 1 or len(moves[0].passes) != 1:
+            return False
+        return all(hands_on(self._graph, moves[0].node, key) for key in targets)
+
+
+def hands_on(graph: Graph, node: int, key: Key) -> bool:
+    """Whether a node hands the gradient that it gets on to one of its inputs as it is.
+
+    Args:
+        graph: the graph.
+        node: the node.
+        key: the input.
+
+    Returns:
+        True for a sum without weights and broadcasting.
+    """
+    if graph.names[node] != "Add" or graph.plain(node, "_saved_alpha", 1.0) != 1:
+        return False
+    whole = node, 0
+    is_same = graph.dtype(whole) == graph.dtype(key) and graph.dtype(key) in _REAL
+    return is_same and graph.shape(whole) is not None and graph.shape(whole) == graph.shape(key)

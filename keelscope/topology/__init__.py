@@ -9,7 +9,7 @@ the weights (coefficients), the norms (normalisations) and the names (forms), an
 from __future__ import annotations
 
 from keelscope.topology.coefficients import Coefficient
-from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput, LiveSublayer, Operands
+from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput, LiveSublayer, Operands, Places
 from keelscope.topology.reader import GraphReader, find
 from keelscope.topology.records import Sublayer, Topology
 
@@ -21,6 +21,7 @@ __all__ = [
     "LiveOutput",
     "LiveSublayer",
     "Operands",
+    "Places",
     "Sublayer",
     "Topology",
     "find",

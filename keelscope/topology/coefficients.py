@@ -11,12 +11,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
 from keelscope.topology.graph import Key
 from keelscope.topology.module_calls import CallSites
-from keelscope.topology.readable import is_mask, is_readable, mean
+from keelscope.topology.readable import is_mask, is_readable, mean, saved
+from keelscope.topology.recipes import kept
 from keelscope.topology.squashing import Source, settled, trace
 from keelscope.topology.terms import Factor, Terms
 
@@ -152,32 +152,21 @@ class Coefficients:
             self._known[factor] = self._read(factor)
         return self._known[factor]
 
-    def entries(self, factors: Sequence[Factor]) -> Tensor | float | None:
-        """The product of factors entry by entry, dropout masks included; None if one of them cannot be read.
+    def entries(self, factor: Factor) -> Tensor | float | None:
+        """A factor entry by entry, dropout masks included.
 
         Args:
-            factors: the weights; asked before a backward pass frees what nodes saved.
+            factor: the weight; asked before a backward pass frees what nodes saved.
 
         Returns:
-            A number, or a tensor that broadcasts against what the factors scale.
+            A number, or a tensor that broadcasts against what the factor scales; None if it cannot be read.
         """
-        result: Tensor | float = 1.0
-        for factor in factors:
-            value = self._entries(factor)
-            if value is None:
-                return None
-            result = result * value
-        return result
-
-    def _entries(self, factor: Factor) -> Tensor | float | None:
+        found = kept(self._terms.graph.nodes, factor)
+        if found is not None:
+            return found
         if not factor.saved:
-            return factor.value if factor.node < 0 else self._in_place.get((factor.node, factor.slot))
-        saved = self._saved(factor)
-        if saved is None:
-            return self.read(factor).value if self.read(factor).kind in {"one", "learnable scalar"} else None
-        if factor.inverse:
-            return 1 / saved
-        return 1 - saved if factor.complement else saved
+            return self._in_place.get((factor.node, factor.slot))
+        return self.read(factor).value if self.read(factor).kind in {"one", "learnable scalar"} else None
 
     def _read(self, factor: Factor) -> Coefficient:
         graph = self._terms.graph
@@ -196,19 +185,7 @@ class Coefficients:
         return replace(found, value=value)
 
     def _saved(self, factor: Factor) -> Tensor | None:
-        """What a node kept, unless getting it would run a hook."""
-        node = self._terms.graph.nodes[factor.node]
-        raw = getattr(node, factor.saved.replace("_saved", "_raw_saved"), None)
-        if raw is None:  # a plain number
-            number = getattr(node, factor.saved, None)
-            return torch.tensor(number) if isinstance(number, int | float) else None
-        if getattr(raw, "unpack_hook", raw) is not None:
-            return None
-        try:
-            value = getattr(node, factor.saved)
-        except RuntimeError:  # changed in place since, or freed by a backward pass
-            return None
-        return value.detach() if isinstance(value, Tensor) and is_readable(value) else None
+        return saved(self._terms.graph.nodes[factor.node], factor.saved)
 
     def _fixed_weight(self, factor: Factor, saved: Tensor | None) -> Coefficient:
         """A weight that needs no gradient: a number, a buffer, a frozen parameter or a dropout mask."""

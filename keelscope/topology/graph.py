@@ -19,7 +19,7 @@ from torch.autograd.graph import Node
 
 from keelscope.unwinding import unwind
 
-__all__ = ["ADDITIONS", "FUSED_ADDITIONS", "Graph", "Key", "operation"]
+__all__ = ["ADDITIONS", "FUSED_ADDITIONS", "Graph", "Key", "dtype_of", "operation", "shape_of"]
 
 Key = tuple[int, int]
 """A tensor of the graph: index of the node that made it, and which of the node's outputs it is."""
@@ -91,6 +91,12 @@ class Graph:
                 if key is not None:
                     self.readers[key] = (*self.readers.get(key, ()), i)
         self._heavy: dict[int, bool] = {}
+        self.shapes: dict[Key, tuple[int, ...] | None] = {}
+        """Shapes that were asked for: what is read from the graph depends on these and no others."""
+        self.dtypes: dict[Key, torch.dtype] = {}
+        """Types that were asked for."""
+        self.numbers: dict[tuple[int, str], object] = {}
+        """Plain numbers kept by nodes that were asked for."""
 
     def _inputs(self, node: Node) -> tuple[Key | None, ...]:
         edges = node.next_functions
@@ -107,17 +113,23 @@ class Graph:
 
     def shape(self, key: Key) -> tuple[int, ...] | None:
         """Shape of a tensor; None where autograd does not keep it."""
-        metadata = getattr(self.nodes[key[0]], "_input_metadata", ())
-        try:
-            return tuple(int(size) for size in metadata[key[1]].shape)
-        except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
-            return None
+        if key not in self.shapes:
+            self.shapes[key] = shape_of(self.nodes[key[0]], key[1])
+        return self.shapes[key]
 
     def dtype(self, key: Key) -> torch.dtype:
         """Type of a tensor; float32 where autograd does not keep it."""
-        metadata = getattr(self.nodes[key[0]], "_input_metadata", ())
-        found = getattr(metadata[key[1]], "dtype", None) if key[1] < len(metadata) else None
-        return found if isinstance(found, torch.dtype) else torch.float32
+        if key not in self.dtypes:
+            self.dtypes[key] = dtype_of(self.nodes[key[0]], key[1])
+        return self.dtypes[key]
+
+    def plain(self, index: int, attribute: str, otherwise: float = math.nan) -> object:
+        """A plain number that a node keeps; it is no saved tensor, so that reading it runs nothing."""
+        found: object = getattr(self.nodes[index], attribute, None)
+        if found is None:
+            return otherwise
+        self.numbers[index, attribute] = found
+        return found
 
     def numel(self, key: Key) -> int | None:
         """Number of entries of a tensor; None where autograd does not keep its shape."""
@@ -170,6 +182,38 @@ class Graph:
                 break
             key = source
         return key
+
+
+def shape_of(node: Node, output: int) -> tuple[int, ...] | None:
+    """Shape of what a node puts out.
+
+    Args:
+        node: the node.
+        output: which of its outputs.
+
+    Returns:
+        The shape; None where autograd does not keep it.
+    """
+    metadata = getattr(node, "_input_metadata", ())
+    try:
+        return tuple(int(size) for size in metadata[output].shape)
+    except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def dtype_of(node: Node, output: int) -> torch.dtype:
+    """Type of what a node puts out.
+
+    Args:
+        node: the node.
+        output: which of its outputs.
+
+    Returns:
+        The type; float32 where autograd does not keep it.
+    """
+    metadata = getattr(node, "_input_metadata", ())
+    found = getattr(metadata[output], "dtype", None) if output < len(metadata) else None
+    return found if isinstance(found, torch.dtype) else torch.float32
 
 
 def _reachable(roots: Iterable[Node]) -> tuple[dict[Node, None], dict[Node, int]]:

@@ -1,53 +1,71 @@
 """Module calls of one stretch of a forward, as nodes of the autograd graph, until the graph is read.
 
 `keelscope.topology.reader` keeps one for the forward and one per checkpointed region that a backward pass runs again.
-Nodes are held, tensors are not.
+Nodes are held, tensors only where they are asked for.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
+from keelscope import kernel
+from keelscope.entries import is_measurable
 from keelscope.leaves import floating_leaves
 from keelscope.sites import is_norm
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.live import LiveOutput
 from keelscope.topology.module_calls import ModuleCall
 
-__all__ = ["Listener"]
+__all__ = ["Listener", "SeenCall"]
 
-_Edge = tuple[Node, int]
 _GATE = re.compile(r"gat(e|es|er|ing)\b")
 _MOST_ENTRIES = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class _SeenCall:
-    """A module call by the nodes of its tensors."""
+class SeenCall(NamedTuple):
+    """A module call: what it took and gave is found in the lists of the `Listener`."""
 
     path: str
-    kind: str
-    inputs: tuple[_Edge, ...]
-    outputs: tuple[_Edge, ...]
+    module: nn.Module
     span: tuple[int, int]
+    """Autograd's sequence numbers before and after it."""
+    first: int
+    """Position of its first output."""
+    middle: int
+    """Position of its first input."""
+    last: int
+    """The position after its last input."""
 
 
 class Listener:
     """Collects the calls of modules.
 
     Args:
-        keep: also keep the tensors that modules took and gave, detached, until the listener is let go of.
+        keep: also keep the tensors that modules took and gave, until the listener is let go of.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
-        self._kept: dict[_Edge, tuple[Tensor, int]] | None = {} if keep else None
-        self._calls: list[_SeenCall] = []
+        self.keeps = keep
+        """Whether tensors are kept."""
+        self.rows: list[tuple[str, nn.Module, tuple[int, int], int, int, int]] = []
+        """The fields of a `SeenCall` for each call, in the order in which they ended."""
+        self.most = sys.maxsize
+        """Calls that `note` takes at most."""
+        self._noter = kernel.call_noter() if keep else None
+        self.nodes: list[Node] = []
+        """The node of each tensor with a gradient that a call gave or took."""
+        self.slots: list[int] = []
+        """Which of the node's outputs it is."""
+        self._tensors: list[Tensor] = []
+        self._versions: list[int] = []
         self._open: list[tuple[str, int]] = []
         self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
         """First outputs of modules that are called gates: node, which of its outputs, the tensor and its version."""
@@ -55,13 +73,35 @@ class Listener:
         """Paths of modules that ran without a gradient."""
 
     @property
-    def keeps(self) -> bool:
-        """Whether tensors are kept."""
-        return self._kept is not None
+    def calls(self) -> list[SeenCall]:
+        """In the order in which they ended."""
+        return list(map(SeenCall._make, self.rows))
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a module is running."""
+        return bool(self._open)
 
     def before(self, path: str) -> None:
         """A module starts."""
         self._open.append((path, _sequence_number()))
+
+    def note(self, path: str, module: nn.Module, args: object, output: object) -> bool:
+        """A module has ended, if the compiled kernel can take it: tensors in, one tensor with a gradient out.
+
+        Args:
+            path: its path.
+            module: the module; whether it is called a gate does not matter.
+            args: its arguments, all of them.
+            output: what it returned.
+
+        Returns:
+            Whether it was noted; if not, `after` is to be called.
+        """
+        if self._noter is None or len(self.rows) >= self.most:
+            return False
+        lists = self._open, self.rows, self.nodes, self.slots, self._tensors, self._versions
+        return self._noter(path, module, args, output, _sequence_number, *lists)
 
     def after(self, path: str, module: nn.Module, inputs: object, output: object) -> bool:
         """A module has ended.
@@ -75,25 +115,55 @@ class Listener:
         Returns:
             Whether no other module is running.
         """
-        start = -1
-        while self._open and start < 0:
-            opened, number = self._open.pop()
-            start = number if opened == path else -1
-        outputs = self._edges(output, leaves=False)
-        if outputs:
+        start = self._opened(path)
+        first = len(self.nodes)
+        self._note(output, leaves=False)
+        middle = len(self.nodes)
+        if middle > first:
             span = (start, _sequence_number())
-            self._calls.append(_SeenCall(path, _kind(module), self._edges(inputs, leaves=True), outputs, span))
-            self._note_gate(path, module, output)
+            for value in _plain(inputs):
+                self._note(value, leaves=True)
+            self.rows.append((path, module, span, first, middle, len(self.nodes)))
+            if _is_gate(path, type(module).__name__):
+                self._note_gate(path, output)
         elif torch.is_grad_enabled():
             self.without_gradient[path] = None
         return not self._open
 
-    def _note_gate(self, path: str, module: nn.Module, output: object) -> None:
-        if path in self.gate_like or not _GATE.search(f"{path.rpartition('.')[2]} {type(module).__name__}".lower()):
+    def _opened(self, path: str) -> int:
+        """When the latest call of a module that has not ended began; -1 if its beginning was not seen."""
+        while self._open:
+            opened, number = self._open.pop()
+            if opened == path:
+                return number
+        return -1
+
+    def _note(self, value: object, *, leaves: bool) -> None:
+        """Note all tensors in a nesting that have a node; leaves that require a gradient on request."""
+        if type(value) is Tensor:
+            self._note_one(value, leaves=leaves)
+        elif value is not None:
+            for _, tensor in floating_leaves(value):
+                self._note_one(tensor, leaves=leaves)
+
+    def _note_one(self, tensor: Tensor, *, leaves: bool) -> None:
+        if not tensor.requires_grad or not is_measurable(tensor):
             return
+        node, slot = tensor.grad_fn, tensor.output_nr
+        if node is None and leaves and not isinstance(tensor, nn.Parameter):
+            edge = get_gradient_edge(tensor)
+            node, slot = edge.node, edge.output_nr
+        if node is not None:
+            self.nodes.append(node)
+            self.slots.append(slot)
+            if self.keeps:
+                self._tensors.append(tensor)
+                self._versions.append(tensor._version)
+
+    def _note_gate(self, path: str, output: object) -> None:
         leaves = [tensor for _, tensor in floating_leaves(output)]
         node = leaves[0].grad_fn if len(leaves) == 1 else None
-        if node is not None and leaves[0].numel() <= _MOST_ENTRIES:
+        if path not in self.gate_like and node is not None and leaves[0].numel() <= _MOST_ENTRIES:
             self.gate_like[path] = node, leaves[0].output_nr, leaves[0].detach(), leaves[0]._version
 
     def outputs(self) -> list[LiveOutput]:
@@ -103,7 +173,7 @@ class Listener:
 
     def ended(self) -> dict[str, int]:
         """When the first call of each module with a gradient ended."""
-        return {call.path: call.span[1] for call in reversed(self._calls)}
+        return {call.path: call.span[1] for call in reversed(self.calls)}
 
     def graph(self, roots: Iterable[Node] = ()) -> tuple[Graph, list[ModuleCall]]:
         """The graph behind all outputs, and the calls as tensors of it.
@@ -114,41 +184,37 @@ class Listener:
         Returns:
             Graph and calls, in the order in which they ended.
         """
-        graph = Graph([*(node for call in self._calls for node, _ in call.outputs), *roots])
+        graph = Graph([*(node for call in self.calls for node in self.nodes[call.first : call.middle]), *roots])
+        keys = self.keys(graph)
         calls = [
-            ModuleCall(call.path, _keys(graph, call.inputs), _keys(graph, call.outputs), call.kind, call.span)
-            for call in self._calls
-        ]
+            ModuleCall(
+                call.path, _found(keys[call.middle : call.last]), _found(keys[call.first : call.middle]),
+                _kind(call.module), call.span,
+            )
+            for call in self.calls
+        ]  # fmt: skip
         return graph, calls
 
-    def tensors(self, graph: Graph) -> dict[Key, Tensor]:
-        """The kept tensors that nothing has written into since, by their keys in a graph."""
-        kept = (self._kept or {}).items()
-        found = {graph.key(*edge): tensor for edge, (tensor, version) in kept if tensor._version == version}
-        return {key: tensor for key, tensor in found.items() if key is not None}
+    def keys(self, graph: Graph) -> list[Key | None]:
+        """The noted tensors by their keys in a graph."""
+        return [graph.key(node, slot) for node, slot in zip(self.nodes, self.slots, strict=True)]
 
-    def _edges(self, value: object, *, leaves: bool) -> tuple[_Edge, ...]:
-        """The nodes of all tensors in a nesting that have one; leaves that require a gradient on request."""
-        found: list[_Edge] = []
-        for _, tensor in floating_leaves(value):
-            edge = _edge(tensor, leaves=leaves)
-            if edge is None:
-                continue
-            found.append(edge)
-            if self._kept is not None:
-                self._kept.setdefault(edge, (tensor.detach(), tensor._version))
-        return tuple(found)
+    def tensor(self, position: int) -> Tensor | None:
+        """A kept tensor, detached, unless something was written into it since."""
+        tensor = self._tensors[position]
+        return tensor.detach() if tensor._version == self._versions[position] else None
 
 
-def _edge(tensor: Tensor, *, leaves: bool) -> _Edge | None:
-    if not tensor.requires_grad:
-        return None
-    if tensor.grad_fn is not None:
-        return tensor.grad_fn, tensor.output_nr
-    if leaves and not isinstance(tensor, nn.Parameter):
-        edge = get_gradient_edge(tensor)
-        return edge.node, edge.output_nr
-    return None
+def _plain(inputs: object) -> tuple[object, ...]:
+    """Arguments of a call, the usual one tensor without its nesting."""
+    if type(inputs) is tuple and len(inputs) == 2 and type(inputs[0]) is tuple and not inputs[1]:
+        return inputs[0]
+    return (inputs,)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_gate(path: str, kind: str) -> bool:
+    return _GATE.search(f"{path.rpartition('.')[2]} {kind}".lower()) is not None
 
 
 def _kind(module: nn.Module) -> str:
@@ -162,9 +228,8 @@ def _kind(module: nn.Module) -> str:
     return "dropout" if "drop" in name or name == "stochasticdepth" else ""
 
 
-def _keys(graph: Graph, edges: Iterable[_Edge]) -> tuple[Key, ...]:
-    return tuple(key for node, output in edges if (key := graph.key(node, output)) is not None)
+def _found(keys: Iterable[Key | None]) -> tuple[Key, ...]:
+    return tuple(key for key in keys if key is not None)
 
 
-def _sequence_number() -> int:
-    return int(torch._C._autograd._get_sequence_nr())
+_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr

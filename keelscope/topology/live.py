@@ -6,7 +6,7 @@ backward pass is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +14,25 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from keelscope.topology.additions import Addition
-from keelscope.topology.coefficients import Coefficients
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.module_calls import ModuleCall
+from keelscope.topology.recipes import Operands, Recipe, Weigh
 from keelscope.topology.records import Sublayer
 from keelscope.topology.squashing import Source
 from keelscope.topology.terms import Factor, Term, Terms
 from keelscope.topology.trails import Trails
 
-__all__ = ["LiveGate", "LiveGraph", "LiveOutput", "LiveSublayer", "Operands", "of_additions", "of_declared"]
+__all__ = [
+    "LiveGate",
+    "LiveGraph",
+    "LiveOutput",
+    "LiveSublayer",
+    "Operands",
+    "Places",
+    "Recipes",
+    "of_additions",
+    "of_declared",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +49,6 @@ class LiveSublayer:
     """The branch's outputs, weights excluded: cutting them leaves the shortcut alone."""
     addition: Addition | None = None
     """The sum, for sub-layers that the graph shows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operands:
-    """What meets in a residual sum, detached."""
-
-    stream: Tensor
-    """x."""
-    shortcut: Tensor
-    """a x, in the type in which the model adds."""
-    branch: Tensor
-    """b F, in the same type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,98 +73,107 @@ class LiveGate:
     """The weights, detached; None if they cannot be read."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Places:
+    """Where the sub-layers lie in graphs of one shape; the nodes of none of them are held."""
+
+    sublayers: tuple[LiveSublayer, ...]
+    further: tuple[LiveSublayer, ...]
+    """Sums that take the branches of sub-layers up into another stream."""
+    recipes: tuple[Recipe | None, ...]
+    """For each of the sub-layers, how to get at its operands."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class LiveGraph:
-    """A graph with its sub-layers.
+    """A graph with its sub-layers."""
+
+    places: Places
+    nodes: Sequence[Node]
+    """Each after all nodes it takes its inputs from."""
+    tensors: Mapping[Key, Tensor]
+    """What modules took and gave, as far as it was kept."""
+    weigh: Weigh
+    """Reads weights."""
+    graph: Graph | None = None
+    """The whole graph; None where one of the same shape was read before, with the same places."""
+
+    @property
+    def sublayers(self) -> tuple[LiveSublayer, ...]:
+        """Where they lie."""
+        return self.places.sublayers
+
+    def operands(self) -> Iterator[tuple[LiveSublayer, Operands]]:
+        """The tensors that meet in the sums.
+
+        Yields:
+            Each sub-layer of which all are still there, and their weights can be read.
+        """
+        for sublayer, recipe in zip(self.places.sublayers, self.places.recipes, strict=True):
+            met = None if recipe is None else recipe.operands(self.tensors, self.weigh)
+            if met is not None:
+                yield sublayer, met
+
+
+class Recipes:
+    """Finds out how to get at operands.
 
     Args:
-        sublayers: where they lie.
-        further: sums that take the branches of sub-layers up into another stream.
         trails: follows tensors through the graph.
         terms: takes expressions apart.
-        weights: reads weights.
-        tensors: what modules took and gave, as far as it was kept.
+        kept: tensors that were kept.
     """
 
-    def __init__(
-        self,
-        sublayers: Sequence[LiveSublayer],
-        further: Sequence[LiveSublayer],
-        trails: Trails,
-        terms: Terms,
-        weights: Coefficients,
-        tensors: Mapping[Key, Tensor],
-    ) -> None:
-        self.graph: Graph = terms.graph
-        self.sublayers = tuple(sublayers)
-        self.further = tuple(further)
+    def __init__(self, trails: Trails, terms: Terms, kept: Container[Key]) -> None:
         self._trails = trails
         self._terms = terms
-        self._weights = weights
-        self._tensors = tensors
+        self._kept = kept
 
-    def operands(self, sublayer: LiveSublayer) -> Operands | None:
-        """The tensors that meet in the sum of a sub-layer.
+    def of(self, sublayer: LiveSublayer) -> Recipe | None:
+        """The recipe for one sub-layer.
 
         Args:
-            sublayer: one of `sublayers`.
+            sublayer: the sub-layer.
 
         Returns:
-            The operands; None if one of them is no longer there, or its weight cannot be read.
+            Its recipe; None where the graph does not show the sum, or more than weights is on the shortcut.
         """
         addition = sublayer.addition
-        stream = self._tensors.get(sublayer.entering)
-        if addition is None or stream is None:
+        if addition is None or addition.stream not in self._kept:
             return None
-        dtype = self._narrowest(sublayer)
-        weight = self._shortcut_weight(addition)
-        shortcut = None if weight is None else (stream.to(dtype) * weight).to(dtype)
-        branch = None if shortcut is None else self._branch(addition, shortcut)
-        if shortcut is None or branch is None or shortcut.shape != stream.shape or branch.shape != stream.shape:
+        shortcuts = [self._shortcut(term, addition.stream) for term in addition.shortcuts]
+        known = tuple(factors for factors in shortcuts if factors is not None)
+        if len(known) < len(shortcuts):
             return None
-        return Operands(stream, shortcut, branch.to(dtype))
+        parts = [self._operand(term) for term in addition.branches]
+        found = tuple(part for part in parts if part is not None)
+        branch = found if len(found) == len(parts) else ()
+        return Recipe(addition.stream, self._narrowest(sublayer, addition), known, branch, addition.key)
 
-    def _narrowest(self, sublayer: LiveSublayer) -> torch.dtype:
+    def _narrowest(self, sublayer: LiveSublayer, addition: Addition) -> torch.dtype:
         """The type in which the sum is kept: its own, or a narrower one it is cast to before anything else is done."""
-        found = [self.graph.dtype((sublayer.addition.root, 0))] if sublayer.addition is not None else []
-        if self.graph.origin(sublayer.leaving)[0] == (sublayer.addition.root if sublayer.addition else -1):
-            found.append(self.graph.dtype(sublayer.leaving))
+        graph = self._terms.graph
+        found = [graph.dtype(addition.key)]
+        if graph.origin(sublayer.leaving)[0] == addition.root:
+            found.append(graph.dtype(sublayer.leaving))
         return min(found, key=lambda dtype: torch.finfo(dtype).bits)
 
-    def _shortcut_weight(self, addition: Addition) -> Tensor | float | None:
-        total: Tensor | float = 0.0
-        for term in addition.shortcuts:
-            trail = self._trails.back(term.keys, addition.stream)
-            if trail is None or trail.norms or trail.others:
-                return None
-            weight = self._weights.entries([*term.factors, *trail.factors()])
-            if weight is None:
-                return None
-            total = total + weight
-        return total
+    def _shortcut(self, term: Term, stream: Key) -> tuple[Factor, ...] | None:
+        trail = self._trails.back(term.keys, stream)
+        return None if trail is None or trail.norms or trail.others else (*term.factors, *trail.factors())
 
-    def _branch(self, addition: Addition, shortcut: Tensor) -> Tensor | None:
-        parts = [self._operand(term) for term in addition.branches]
-        known = [part for part in parts if part is not None]
-        if known and len(known) == len(parts):
-            return known[0] if len(known) == 1 else sum(known[1:], known[0])
-        total = self._tensors.get(addition.key)
-        # Of a narrow type, what is left of the branch in the sum is rounding.
-        precise = total is not None and total.element_size() >= 4 and total.shape == shortcut.shape
-        return total - shortcut if total is not None and precise else None
-
-    def _operand(self, term: Term) -> Tensor | None:
-        """A branch as it enters the sum: the nearest kept tensor behind it, times the weights between."""
+    def _operand(self, term: Term) -> tuple[Key, tuple[Factor, ...]] | None:
+        """A branch as it enters the sum: the nearest kept tensor behind it, and the weights between."""
         if term.is_product or len(term.keys) != 1:
             return None
         key, factors = term.keys[0], list[Factor](term.factors)
-        while key not in self._tensors:
+        while key not in self._kept:
             step = None if key in self._terms.norms or key in self._trails.streams else self._terms.scale(key[0])
             if step is None:
                 return None
             key = step[0]
             factors += step[1]
-        weight = self._weights.entries(factors)
-        return None if weight is None else self._tensors[key] * weight
+        return key, tuple(factors)
 
 
 def of_additions(

@@ -115,7 +115,7 @@ def _is_size_of(graph: Graph, key: Key, origins: set[Key]) -> bool:
 
 def _is_root_power(graph: Graph, index: int) -> bool:
     """Whether a node is ``x ** p`` with p < 1 (a number, so that no saved tensor is read)."""
-    exponent = getattr(graph.nodes[index], "_saved_exponent", 2) if graph.names[index] == "Pow" else 2
+    exponent = graph.plain(index, "_saved_exponent", 2) if graph.names[index] == "Pow" else 2
     return isinstance(exponent, int | float) and exponent < 1
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
-__all__ = ["is_mask", "is_readable", "mean"]
+__all__ = ["is_mask", "is_readable", "mean", "saved"]
 
 
 def is_readable(tensor: Tensor) -> bool:
@@ -43,6 +44,29 @@ def mean(tensor: Tensor) -> float | None:
     if tensor.numel() == 1:
         return float(tensor)
     return float(tensor.mean(dtype=torch.promote_types(tensor.dtype, torch.float32)))
+
+
+def saved(node: Node, attribute: str) -> Tensor | None:
+    """What a node kept, unless getting it would run a hook.
+
+    Args:
+        node: the node.
+        attribute: as autograd calls it, ``_saved_...``.
+
+    Returns:
+        The values, a plain number as a tensor; None where they are not there, or were written into since.
+    """
+    raw = getattr(node, attribute.replace("_saved", "_raw_saved"), None)
+    if raw is None:  # a plain number
+        number = getattr(node, attribute, None)
+        return torch.tensor(number) if isinstance(number, int | float) else None
+    if getattr(raw, "unpack_hook", raw) is not None:
+        return None
+    try:
+        value = getattr(node, attribute)
+    except RuntimeError:  # changed in place since, or freed by a backward pass
+        return None
+    return value.detach() if isinstance(value, Tensor) and is_readable(value) else None
 
 
 def is_mask(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ made in place on a view) is completed by `settle` after the backward pass that r
 
 from __future__ import annotations
 
+import functools
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,16 @@ from keelscope.onepass import backward, loss_of
 from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
+from keelscope.topology.graph import Graph, Key
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
+from keelscope.topology.memory import Memory
 from keelscope.topology.reading import Reading
 from keelscope.topology.records import Topology
 from keelscope.untouched import untouched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.autograd.graph import Node
 
@@ -38,9 +41,11 @@ class GraphReader:
     Args:
         model: the model, as the user has it.
         keep: also keep the tensors that modules take and give until the graph is read, for `live`.
+        memory: earlier readings of the model, for a graph of the same shape.
     """
 
-    def __init__(self, model: nn.Module, *, keep: bool = False) -> None:
+    def __init__(self, model: nn.Module, *, keep: bool = False, memory: Memory | None = None) -> None:
+        self._memory = memory
         self._model = unwrapped(model)
         self._forward: Listener | None = Listener(keep=keep)
         self.live: LiveGraph | None = None
@@ -53,9 +58,17 @@ class GraphReader:
         self._reading: Reading | None = None
         self._names: dict[int, str] = {}
         self._extras = Extras()
-        root = unwrapped(model)
-        _, members = find_stacks([(clean_path(path), module) for path, module in root.named_modules()])
-        self._entries = frozenset(members)
+
+    @functools.cached_property
+    def _entries(self) -> frozenset[str]:
+        """Paths of stack entries."""
+        modules = [(clean_path(path), module) for path, module in self._model.named_modules()]
+        return frozenset(find_stacks(modules)[1])
+
+    @property
+    def listener(self) -> Listener | None:
+        """What takes the calls of modules outside of backward passes, until they are read."""
+        return self._forward
 
     @property
     def is_waiting(self) -> bool:
@@ -72,8 +85,9 @@ class GraphReader:
         listener = self._listener()
         if listener is not None:
             listener.before(path)
-            held = module._parameters if module is not None else {}
-            self._names |= {id(p): f"{path}.{name}" if path else name for name, p in held.items() if p is not None}
+            for name, parameter in (module._parameters if module is not None else {}).items():
+                if parameter is not None:
+                    self._names[id(parameter)] = f"{path}.{name}" if path else name
 
     def on_module(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """Note a call of a module, from its forward hook.
@@ -104,14 +118,29 @@ class GraphReader:
         listener, self._forward = self._forward, None
         if listener is None:
             return Topology(())
+        known = None if self._memory is None or roots or not listener.keeps else self._memory.recall(listener)
+        if known is not None:
+            topology, self.live = known
+            return topology
+        return self._read(listener, roots)
+
+    def _read(self, listener: Listener, roots: Sequence[Node]) -> Topology:
         reading = Reading(*listener.graph(roots), self._model, self._entries, self._names)
         self._extras = Extras.of(self._model, listener, self._entries)
         topology = self._extras.added(reading, {})
         self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
-            self.live = reading.live(topology, listener.tensors(reading.graph))
+            self.live = reading.live(topology, _tensors(listener, reading.graph))
         self._reading = reading if reading.expects_more() else None
+        if self._memory is not None and self.live is not None and self._is_repeatable:
+            self._memory.learn(listener, reading.graph, topology, self.live)
         return topology
+
+    @property
+    def _is_repeatable(self) -> bool:
+        """Whether what was read depends on the shape of the graph alone."""
+        own = {id(parameter) for parameter in self._model.parameters()}
+        return not self.is_waiting and not self._extras.declarations and self._names.keys() <= own
 
     def settle(self) -> Topology | None:
         """Complete the topology after the backward pass.
@@ -140,6 +169,15 @@ class GraphReader:
         """Read what a region has shown so far, while its graph is there."""
         node = next(node for node, kept in self._regions.items() if kept is listener)
         self._shown[node], _ = Reading(*listener.graph(), self._model, self._entries).read()
+
+
+def _tensors(listener: Listener, graph: Graph) -> dict[Key, Tensor]:
+    """The kept tensors by their keys; of several with one key the first counts."""
+    first: dict[Key | None, int] = {}
+    for position, key in enumerate(listener.keys(graph)):
+        first.setdefault(key, position)
+    found = {key: listener.tensor(position) for key, position in first.items() if key is not None}
+    return {key: tensor for key, tensor in found.items() if tensor is not None}
 
 
 def find(model: nn.Module, batch: object, loss_fn: Callable[[Any, Any], Tensor] | None = None) -> Topology:

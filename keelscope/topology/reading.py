@@ -16,7 +16,7 @@ from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.in_place import InPlaceSums
-from keelscope.topology.live import LiveGate, LiveGraph, of_additions, of_declared
+from keelscope.topology.live import LiveGate, LiveGraph, Places, Recipes, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
 from keelscope.topology.module_calls import CallSites, ModuleCall, Surroundings, interior
 from keelscope.topology.normalisations import find_norms
@@ -146,7 +146,9 @@ class Reading:
         found.sort(key=lambda sublayer: sublayer.index)
         seconds = [record for record in topology.further if record.form.startswith(SECOND)]
         further = of_additions(seconds, self._places, self._trails)
-        return LiveGraph(found, further, self._trails, self._terms, self._weights, tensors)
+        recipes = Recipes(self._trails, self._terms, tensors)
+        places = Places(tuple(found), tuple(further), tuple(map(recipes.of, found)))
+        return LiveGraph(places, self.graph.nodes, tensors, self._weights.entries, self.graph)
 
     def gates(self) -> list[LiveGate]:
         """Weights that depend on data, while their numbers are there."""

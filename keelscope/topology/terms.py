@@ -6,6 +6,7 @@ additions and everything that follows tensors through the graph goes through `Te
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
@@ -163,28 +164,30 @@ class Terms:
         return True
 
     def _operands(self, index: int) -> tuple[Term, ...]:
-        graph, node, name = self.graph, self.graph.nodes[index], self.graph.names[index]
+        graph, name = self.graph, self.graph.names[index]
         first, second = self._term(index, 0), self._term(index, 1)
-        # Plain numbers kept by a node are no saved tensors: reading them runs nothing.
         if name in {"Add", "Sub", "Rsub"}:
-            alpha = float(getattr(node, "_saved_alpha", 1))
+            alpha = self._number(index, "_saved_alpha", 1.0)
             weights = {"Add": (1.0, alpha), "Sub": (1.0, -alpha), "Rsub": (-alpha, 1.0)}[name]
             return _weighted(first, weights[0]), _weighted(second, weights[1])
         if name in FUSED_ADDITIONS:
             product = Term(tuple(key for key in graph.inputs[index][1:] if key is not None), is_product=True)
-            return _weighted(first, float(node._saved_beta)), _weighted(product, float(node._saved_alpha))  # type: ignore[attr-defined]
+            weights = self._number(index, "_saved_beta"), self._number(index, "_saved_alpha")
+            return _weighted(first, weights[0]), _weighted(product, weights[1])
         if name == "Lerp":
             return self._lerp(index, first, second)
         if name == "Addcmul":
-            return first, self._product(index, float(node._saved_value))  # type: ignore[attr-defined]
+            return first, self._product(index, self._number(index, "_saved_value"))
         if len(graph.inputs[index]) != 2:
             return ()
         return tuple(replace(term, factors=(Factor(node=index, slot=i),)) for i, term in enumerate((first, second)))
 
+    def _number(self, index: int, attribute: str, otherwise: float = math.nan) -> float:
+        return float(self.graph.plain(index, attribute, otherwise))  # type: ignore[arg-type]
+
     def _lerp(self, index: int, start: Term, end: Term) -> tuple[Term, ...]:
-        node = self.graph.nodes[index]
         if len(self.graph.inputs[index]) == 2:
-            weight = float(node._saved_weight)  # type: ignore[attr-defined]
+            weight = self._number(index, "_saved_weight")
             return _weighted(start, 1 - weight), _weighted(end, weight)
         factor = Factor(node=index, slot=2, saved="_saved_weight")
         return replace(start, factors=(replace(factor, complement=True),)), replace(end, factors=(factor,))

@@ -7,12 +7,16 @@ norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the do
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope.entries import constant, local_shard, stored
+from keelscope import kernel
+from keelscope.entries import constant, local_shard, plainly, stored
 from keelscope.jacobian.closed_forms import row_gains
 from keelscope.jacobian.recognition import Recogniser
 from keelscope.probe import Tap, TensorProbe, Tensors
@@ -21,7 +25,7 @@ from keelscope.statistics import Columns, Statistic, additive
 __all__ = ["RESIDUAL_GAINS", "RESIDUAL_GRADIENTS", "RESIDUAL_SUMS"]
 
 _EVERY = 10
-"""Each look reads the autograd graph of its step anew: seconds for a thousand sub-layers."""
+"""A look at a graph of another shape than before reads all of it: seconds for a thousand sub-layers."""
 
 _recogniser = Recogniser()
 
@@ -55,13 +59,23 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
     )
 
 
-_SUM = additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms)
+_SUM = replace(
+    additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms),
+    packs=kernel.residual_sums,
+)
 
 
 def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    flag = stream.new_full(stream.shape[:1], float(not isinstance(norm, nn.Identity)), dtype=torch.float64)
-    return stream, shortcut, branch, flag
+    rows = stream.shape[0] if stream.dim() else 1
+    return stream, shortcut, branch, _flags(rows, stream.device, is_up=not isinstance(norm, nn.Identity))
+
+
+@functools.lru_cache(maxsize=64)
+def _flags(rows: int, device: torch.device, *, is_up: bool) -> Tensor:
+    """Whether a norm is on the sum, one number per row so that observations can be joined."""
+    with plainly():
+        return torch.full((rows,), float(is_up), dtype=torch.float64, device=device)
 
 
 def _ratio(above: NDArray[np.float64], below: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -118,21 +132,34 @@ ABSORBED_FRACTION = Statistic(
 
 
 def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
-    """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum."""
+    """Squared gains ``alpha^2 |J_n|_F^2 / d`` of the rows of the sum; without a norm, what they are taken from."""
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
-    weight = _squares(shortcut) / _squares(stream)
     if isinstance(norm, nn.Identity):
-        return (weight.reshape(1),)
+        return stream, shortcut
     form = _recogniser.form(norm)
     total = shortcut + branch
-    return None if form is None or not form.accepts(total) else (weight * row_gains(form, total).squared_gain,)
+    if form is None or not form.accepts(total):
+        return None
+    packed = kernel.residual_weight(stream, shortcut)
+    weight = _squares(shortcut) / _squares(stream) if packed is None else float(np.frombuffer(packed)[1])
+    return (weight * row_gains(form, total).squared_gain,)
 
 
-_GAIN = additive(
-    "shortcut_gain",
-    ("rows", "gain"),
-    lambda gains: torch.stack([constant(gains.numel(), gains.device), gains.double().sum()]),
-)
+def _gain_terms(first: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    """``[rows, gain]`` from the squared gains of all rows; or from x and a x, one row, where no norm is on the sum."""
+    gains = first if shortcut is None else (_squares(shortcut) / _squares(first)).reshape(1)
+    return torch.stack([constant(gains.numel(), gains.device), gains.double().sum()])
+
+
+def _packed_gains(first: Tensor, shortcut: Tensor | None = None) -> bytes | None:
+    if shortcut is not None:
+        return kernel.residual_weight(first, shortcut)
+    if first.dtype != torch.float64 or not first.is_cpu:
+        return None
+    return np.array([first.numel(), first.numpy().sum()]).tobytes()
+
+
+_GAIN = replace(additive("shortcut_gain", ("rows", "gain"), _gain_terms), packs=_packed_gains)
 SHORTCUT_GAIN = Statistic(
     "shortcut_gain",
     _GAIN,
@@ -152,11 +179,14 @@ def _gradient_terms(*gradients: Tensor) -> Tensor:
     return torch.stack([*map(_squares, gradients), *counts, _product(gradients[2], gradients[3])])
 
 
-_GRADIENTS = additive(
-    "residual_gradients",
-    (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
-    _gradient_terms,
-    degrees=(2,) * 6 + (0,) * 6 + (2,),
+_GRADIENTS = replace(
+    additive(
+        "residual_gradients",
+        (*_WAYS, *(f"{way}_entries" for way in _WAYS), "product"),
+        _gradient_terms,
+        degrees=(2,) * 6 + (0,) * 6 + (2,),
+    ),
+    packs=kernel.residual_gradients,
 )
 
 

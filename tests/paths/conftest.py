@@ -45,9 +45,9 @@ def split(
         loss = loss_of(model)
     topology = reader.read(loss)
     live = reader.live
-    found = Split(topology, operands={sublayer.index: live.operands(sublayer) for sublayer in live.sublayers})
+    found = Split(topology, operands={sublayer.index: met for sublayer, met in live.operands()})
     if oracle:
-        edges = [GradientEdge(live.graph.nodes[node], output) for node, output in (s.entering for s in live.sublayers)]
+        edges = [GradientEdge(live.nodes[node], output) for node, output in (s.entering for s in live.sublayers)]
         indices = [sublayer.index for sublayer in live.sublayers]
         found.entering = dict(zip(indices, _gradients(loss, edges), strict=True))
         silent |= branches or {sublayer.branch for sublayer in topology.sublayers if sublayer.branch}

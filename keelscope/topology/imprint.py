@@ -1,0 +1,180 @@
+"""The shape of one forward and its graph, by which a later one of the same shape is told from others.
+
+Two graphs are of the same shape if everything is the same that a reading depends on: which modules were called and in
+which order, what they took and gave, every node with its kind, its place in the order of execution and its inputs, the
+parameters behind it, and those sizes, types and numbers that the reading asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch.autograd.graph import Node
+
+from keelscope import kernel
+from keelscope.topology.graph import Graph, Key, dtype_of
+from keelscope.topology.listener import Listener
+from keelscope.unwinding import hang
+
+__all__ = ["Imprint"]
+
+_LEAF = "AccumulateGrad"
+
+
+class Imprint:
+    """What has to be the same.
+
+    Args:
+        graph: the graph of a forward.
+        listener: the calls of that forward.
+    """
+
+    def __init__(self, graph: Graph, listener: Listener) -> None:
+        self._origin = origin = _origin(listener)
+        self._calls = _calls(listener, origin)
+        self._modules = [weakref.ref(call.module) for call in listener.calls]
+        self._slots = list(listener.slots)
+        self._places = [-1 if key is None else key[0] for key in listener.keys(graph)]
+        self._inputs = graph.inputs
+        self._kinds = [type(node) for node in graph.nodes]
+        told = [node.name() for node in graph.nodes]
+        self._names = {i: name for i, name in enumerate(told) if name != self._kinds[i].__name__}
+        """Of nodes whose class does not tell their operation."""
+        self._numbers = [graph.number(i) - origin for i in range(len(graph.nodes))]
+        self._leaves = {i: _variable(graph.nodes[i]) for i, name in enumerate(graph.names) if name == _LEAF}
+        self._data = [i for i, parameter in self._leaves.items() if parameter is None]
+        self._packed = self._pack()
+        self._wanted: list[tuple[int, int, object, torch.dtype | None]] = []
+        self._asked = graph.shapes, graph.dtypes, graph.numbers
+        taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
+        self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
+        self._chain = [i for i in range(len(graph.nodes)) if i in taken and graph.inputs[i]]
+
+    def nodes_of(self, listener: Listener) -> list[Node] | None:
+        """The nodes of another graph of this shape.
+
+        Args:
+            listener: the calls of its forward.
+
+        Returns:
+            Its nodes in the same order; None if it has another shape.
+        """
+        origin = _origin(listener)
+        if _calls(listener, origin) != self._calls or listener.slots != self._slots:
+            return None
+        if any(known() is not call[1] for known, call in zip(self._modules, listener.rows, strict=True)):
+            return None
+        walk = self._walked_natively if kernel.is_compiled() else self._walked
+        nodes = walk(listener.nodes, origin)
+        if nodes is None or len({nodes[i] for i in self._data}) < len(self._data) or not self._answers(nodes):
+            return None
+        hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
+        return nodes
+
+    def _pack(self) -> tuple[object, ...]:
+        """The same for the compiled kernel."""
+        edges: list[int] = []
+        for keys in reversed(self._inputs):
+            edges += (len(keys), *(number for key in keys for number in key or (-1, -1)))
+        leaves = {i: False if parameter is None else parameter for i, parameter in self._leaves.items()}
+        marks: dict[int, object] = {**self._names, **leaves}
+        return (
+            np.array(self._places, np.int32).tobytes(),
+            np.array(edges, np.int32).tobytes(),
+            np.array([0 if i in leaves else number for i, number in enumerate(self._numbers)], np.int64).tobytes(),
+            tuple(self._kinds),
+            tuple(marks.get(i) for i in range(len(self._kinds))),
+        )
+
+    def _walked_natively(self, starts: list[Node], origin: int) -> list[Node] | None:
+        return kernel.same_nodes(starts, self._packed, origin)
+
+    def _walked(self, starts: Sequence[Node], origin: int) -> list[Node] | None:
+        """Every node, from the output side."""
+        found: list[Node | None] = [None] * len(self._kinds)
+        for start, place in zip(starts, self._places, strict=True):
+            if place >= 0 and not _put(found, place, start):
+                return None
+        nodes: list[Node] = []
+        for i in range(len(found) - 1, -1, -1):
+            node = found[i]
+            if node is None or not self._is_like(i, node, origin) or not self._follow(found, self._inputs[i], node):
+                return None
+            nodes.append(node)
+        return nodes[::-1]
+
+    @staticmethod
+    def _follow(found: list[Node | None], expected: Sequence[Key | None], node: Node) -> bool:
+        """Note the nodes that a node takes its inputs from; False if they are not as expected."""
+        edges = node.next_functions
+        if len(expected) != len(edges):
+            return False
+        for key, (source, output) in zip(expected, edges, strict=True):
+            if key is None or source is None:
+                if key is not None or source is not None:
+                    return False
+            elif output != key[1] or not _put(found, key[0], source):
+                return False
+        return True
+
+    def _is_like(self, index: int, node: Node, origin: int) -> bool:
+        if type(node) is not self._kinds[index] or (index in self._names and node.name() != self._names[index]):
+            return False
+        if index in self._leaves:
+            return _is_same_leaf(self._leaves[index], node)
+        return node._sequence_nr() - origin == self._numbers[index]
+
+    def _answers(self, nodes: Sequence[Node]) -> bool:
+        """Whether everything that the reading asked for is the same."""
+        shapes, dtypes, numbers = self._asked
+        if len(self._wanted) < len(shapes.keys() | dtypes.keys()):
+            nothing = object()
+            keys = [*shapes, *(key for key in dtypes if key not in shapes)]
+            self._wanted = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
+        return all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items()) and all(
+            _is_tensor(nodes[i], output, shape, dtype) for i, output, shape, dtype in self._wanted
+        )
+
+
+def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None) -> bool:
+    """Whether what a node puts out has a shape and type, as far as one was asked for."""
+    metadata = getattr(node, "_input_metadata", ())
+    try:
+        found = metadata[output]
+        is_shape = type(shape) is object or tuple(found.shape) == shape
+    except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
+        return shape is None and dtype in {None, dtype_of(node, output)}
+    return is_shape and (dtype is None or found.dtype == dtype)
+
+
+def _origin(listener: Listener) -> int:
+    """What sequence numbers are counted from."""
+    return listener.rows[0][2][1] if listener.rows else 0
+
+
+def _calls(listener: Listener, origin: int) -> list[tuple[str, int, int, int, int, int]]:
+    return [
+        (path, start - origin, end - origin, first, middle, last)
+        for path, _, (start, end), first, middle, last in listener.rows
+    ]
+
+
+def _variable(node: Node) -> weakref.ref[torch.Tensor] | None:
+    """The parameter behind a leaf; None for data, which is another tensor every time."""
+    variable: torch.Tensor = node.variable  # type: ignore[attr-defined]
+    return weakref.ref(variable) if isinstance(variable, torch.nn.Parameter) else None
+
+
+def _is_same_leaf(known: weakref.ref[torch.Tensor] | None, node: Node) -> bool:
+    variable: torch.Tensor = node.variable  # type: ignore[attr-defined]
+    return not isinstance(variable, torch.nn.Parameter) if known is None else known() is variable
+
+
+def _put(found: list[Node | None], place: int, node: Node) -> bool:
+    """Note that a node stands at a place; False if another one does."""
+    if found[place] is None:
+        found[place] = node
+    return found[place] is node

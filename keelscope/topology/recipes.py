@@ -1,0 +1,140 @@
+"""How to get at what meets in a residual sum: which kept tensors, and what they are multiplied with.
+
+A recipe names places of a graph, not its nodes, so that it serves for every graph of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from keelscope.topology.graph import Key
+from keelscope.topology.readable import saved
+from keelscope.topology.terms import Factor
+
+__all__ = ["Operands", "Recipe", "Weigh", "kept"]
+
+Weigh = Callable[[Factor], Tensor | float | None]
+"""A factor entry by entry, a tensor or a number; None if it cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """What meets in a residual sum, detached."""
+
+    stream: Tensor
+    """x."""
+    shortcut: Tensor
+    """a x, in the type in which the model adds."""
+    branch: Tensor
+    """b F, in the same type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Where the operands of one sum are."""
+
+    stream: Key
+    dtype: torch.dtype
+    """In which the model adds."""
+    shortcut: tuple[tuple[Factor, ...], ...]
+    """The weight of the shortcut as a sum of products."""
+    branch: tuple[tuple[Key, tuple[Factor, ...]], ...]
+    """The parts of the branch, each a tensor and its weight; empty where it is what the shortcut leaves of the sum."""
+    total: Key
+    """The sum."""
+
+    @property
+    def keys(self) -> tuple[Key, ...]:
+        """The tensors that it takes."""
+        return self.stream, self.total, *(key for key, _ in self.branch)
+
+    def factors(self) -> Iterable[Factor]:
+        """The weights that it takes.
+
+        Yields:
+            Each factor.
+        """
+        for factors in (*self.shortcut, *(factors for _, factors in self.branch)):
+            yield from factors
+
+    def operands(self, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Operands | None:
+        """Get them.
+
+        Args:
+            tensors: kept tensors of the graph.
+            weigh: reads weights.
+
+        Returns:
+            The operands; None if one of them is no longer there, or its weight cannot be read.
+        """
+        stream, weight = tensors.get(self.stream), _total(self.shortcut, weigh)
+        if stream is None or weight is None:
+            return None
+        shortcut = stream.to(self.dtype)
+        if not (isinstance(weight, float) and weight == 1.0):
+            shortcut = (shortcut * weight).to(self.dtype)
+        branch = self._branch(shortcut, tensors, weigh)
+        if branch is None or shortcut.shape != stream.shape or branch.shape != stream.shape:
+            return None
+        return Operands(stream, shortcut, branch.to(self.dtype))
+
+    def _branch(self, shortcut: Tensor, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Tensor | None:
+        parts = [_times(tensors.get(key), _product(factors, weigh)) for key, factors in self.branch]
+        known = [part for part in parts if part is not None]
+        if known and len(known) == len(parts):
+            return known[0] if len(known) == 1 else sum(known[1:], known[0])
+        total = tensors.get(self.total)
+        # Of a narrow type, what is left of the branch in the sum is rounding.
+        precise = total is not None and total.element_size() >= 4 and total.shape == shortcut.shape
+        return total - shortcut if total is not None and precise else None
+
+
+def kept(nodes: Sequence[Node], factor: Factor) -> Tensor | float | None:
+    """A weight that is a plain number, or that its node has kept.
+
+    Args:
+        nodes: of the graph; asked before a backward pass frees what they saved.
+        factor: the weight.
+
+    Returns:
+        A number, or a tensor that broadcasts against what the factor scales; None if it is neither.
+    """
+    if not factor.saved:
+        return factor.value if factor.node < 0 else None
+    found = saved(nodes[factor.node], factor.saved)
+    if found is None:
+        return None
+    if factor.inverse:
+        return 1 / found
+    return 1 - found if factor.complement else found
+
+
+def _total(products: Iterable[Sequence[Factor]], weigh: Weigh) -> Tensor | float | None:
+    total: Tensor | float = 0.0
+    for factors in products:
+        weight = _product(factors, weigh)
+        if weight is None:
+            return None
+        total = total + weight
+    return total
+
+
+def _product(factors: Iterable[Factor], weigh: Weigh) -> Tensor | float | None:
+    result: Tensor | float = 1.0
+    for factor in factors:
+        value = weigh(factor)
+        if value is None:
+            return None
+        result = result * value
+    return result
+
+
+def _times(tensor: Tensor | None, weight: Tensor | float | None) -> Tensor | None:
+    if tensor is None or weight is None:
+        return None
+    return tensor if isinstance(weight, float) and weight == 1.0 else tensor * weight

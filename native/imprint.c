@@ -1,0 +1,123 @@
+/* Walks the autograd graph of a forward beside one that was read before, see keelscope.topology.imprint. */
+
+#include "kernel.h"
+
+static struct {
+    PyObject *next_functions, *number, *variable, *name;
+} words;
+
+typedef struct {
+    const int32_t *edges;   /* per node the number of its inputs, then each as node (-1: none) and output */
+    const int64_t *numbers; /* per node its place in the order of execution */
+    PyObject *kinds;        /* per node its type */
+    PyObject *marks; /* per node None; of a leaf a reference to its parameter, or False for data; or the name of the node */
+    Py_ssize_t size;
+    int64_t origin;
+} Expected;
+
+/* Notes that a node stands at a place; 0 if another one does. */
+static int put(PyObject **found, Py_ssize_t size, int32_t place, PyObject *node) {
+    if (place < 0 || place >= size) return 0;
+    if (found[place] == NULL) found[place] = Py_NewRef(node);
+    return found[place] == node;
+}
+
+static int is_number(PyObject *node, int64_t expected) {
+    PyObject *number = PyObject_CallMethodObjArgs(node, words.number, NULL);
+    const long long found = number == NULL ? -1 : PyLong_AsLongLong(number);
+    Py_XDECREF(number);
+    return !PyErr_Occurred() && found == expected;
+}
+
+static int is_leaf(PyObject *node, PyObject *mark) {
+    PyObject *variable = PyObject_GetAttr(node, words.variable);
+    const int is_parameter = variable != NULL && PyObject_IsInstance(variable, torch.parameter) == 1;
+    const int is_same = mark == Py_False ? variable != NULL && !is_parameter : PyWeakref_GetObject(mark) == variable;
+    Py_XDECREF(variable);
+    return is_same;
+}
+
+static int has_name(PyObject *node, PyObject *name) {
+    PyObject *found = PyObject_CallMethodObjArgs(node, words.name, NULL);
+    const int is_same = found != NULL && PyUnicode_Compare(found, name) == 0;
+    Py_XDECREF(found);
+    return is_same;
+}
+
+static int is_like(const Expected *known, Py_ssize_t place, PyObject *node) {
+    PyObject *mark = PyTuple_GetItem(known->marks, place);
+    if ((PyObject *)Py_TYPE(node) != PyTuple_GetItem(known->kinds, place)) return 0;
+    if (mark != Py_None && !PyUnicode_Check(mark)) return is_leaf(node, mark);
+    if (mark != Py_None && !has_name(node, mark)) return 0;
+    return is_number(node, known->origin + known->numbers[place]);
+}
+
+/* Notes the nodes that a node takes its inputs from; moves on to the edges of the node before. */
+static int follow(const Expected *known, PyObject **found, PyObject *node, const int32_t *edges) {
+    PyObject *sources = PyObject_GetAttr(node, words.next_functions);
+    int is_same = sources != NULL && PyTuple_Size(sources) == edges[0];
+    for (Py_ssize_t i = 0; is_same && i < edges[0]; i++) {
+        PyObject *edge = PyTuple_GetItem(sources, i), *source = PyTuple_GetItem(edge, 0);
+        const int32_t place = edges[1 + 2 * i], output = edges[2 + 2 * i];
+        if (place < 0 || source == Py_None) is_same = place < 0 && source == Py_None;
+        else is_same = PyLong_AsLong(PyTuple_GetItem(edge, 1)) == output && put(found, known->size, place, source);
+    }
+    Py_XDECREF(sources);
+    return is_same;
+}
+
+static int walk(const Expected *known, PyObject *starts, const int32_t *places, PyObject **found) {
+    const int32_t *edges = known->edges;
+    for (Py_ssize_t i = 0; i < PyList_Size(starts); i++) {
+        if (places[i] >= 0 && !put(found, known->size, places[i], PyList_GetItem(starts, i))) return 0;
+    }
+    for (Py_ssize_t place = known->size - 1; place >= 0; place--) { /* from the output side */
+        PyObject *node = found[place];
+        if (node == NULL || !is_like(known, place, node) || !follow(known, found, node, edges)) return 0;
+        edges += 1 + 2 * edges[0];
+    }
+    return 1;
+}
+
+static PyObject *as_list(PyObject **found, Py_ssize_t size) {
+    PyObject *nodes = PyList_New(size);
+    for (Py_ssize_t i = 0; nodes != NULL && i < size; i++) PyList_SetItem(nodes, i, Py_NewRef(found[i]));
+    return nodes;
+}
+
+/* same_nodes(starts, places, edges, numbers, kinds, marks, origin) -> nodes in the order that is known; None if another
+   graph is behind the starts. Edges are those of the last node first. */
+PyObject *same_nodes(PyObject *module, PyObject *args) {
+    Expected known;
+    PyObject *starts, *nodes = NULL, **found;
+    const char *places, *edges, *numbers;
+    Py_ssize_t size[3];
+    long long origin;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!y#y#y#O!O!L", &PyList_Type, &starts, &places, &size[0], &edges, &size[1], &numbers,
+                          &size[2], &PyTuple_Type, &known.kinds, &PyTuple_Type, &known.marks, &origin))
+        return NULL;
+    known.size = PyTuple_Size(known.kinds);
+    known.edges = (const int32_t *)(const void *)edges;
+    known.numbers = (const int64_t *)(const void *)numbers;
+    known.origin = origin;
+    if (PyTuple_Size(known.marks) != known.size || size[2] != known.size * (Py_ssize_t)sizeof(int64_t) ||
+        size[0] != PyList_Size(starts) * (Py_ssize_t)sizeof(int32_t)) {
+        PyErr_SetString(PyExc_ValueError, "same_nodes() takes as many places as starts, and as many numbers as kinds");
+        return NULL;
+    }
+    if (words.name == NULL) {
+        words.next_functions = PyUnicode_InternFromString("next_functions");
+        words.number = PyUnicode_InternFromString("_sequence_nr");
+        words.variable = PyUnicode_InternFromString("variable");
+        words.name = PyUnicode_InternFromString("name");
+    }
+    found = PyMem_Calloc((size_t)known.size + 1, sizeof *found);
+    if (found == NULL) return PyErr_NoMemory();
+    if (walk(&known, starts, (const int32_t *)(const void *)places, found)) nodes = as_list(found, known.size);
+    for (Py_ssize_t i = 0; i < known.size; i++) Py_XDECREF(found[i]);
+    PyMem_Free(found);
+    if (nodes != NULL) return nodes;
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}

@@ -1,0 +1,118 @@
+"""Sums over sub-layers, graph walks and call notes of the compiled kernel, against torch and Python."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from keelscope import kernel
+from keelscope.ears import Ears, hang_all
+from keelscope.topology.graph import Graph
+from keelscope.topology.imprint import Imprint
+from keelscope.topology.listener import Listener
+from keelscope_probes.sublayers import RESIDUAL_GAINS, RESIDUAL_GRADIENTS, RESIDUAL_SUMS
+
+pytestmark = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel is not built")
+
+
+def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("norm", [nn.Identity(), nn.LayerNorm(33)])
+@pytest.mark.parametrize("weight", [1.0, 1000.0])
+def test_sums_and_gains(dtype, norm, weight):
+    x, f = drawn(5, 7, 33, dtype=dtype), drawn(5, 7, 33, seed=1, dtype=dtype) * 1e-3
+    f[0, 0, :5], x[0, 1, 3] = 0, torch.inf
+    for tensors in ((x, x, f), (x, weight * x, f), (x[1:], weight * x[1:], f[1:])):
+        for probe in (RESIDUAL_SUMS, RESIDUAL_GAINS):
+            view, terms = probe.view(tensors, norm.to(dtype)), probe.statistics[0].terms
+            packed = np.frombuffer(terms.packs(*view))
+            assert packed.tolist() == pytest.approx(terms.of(*view).tolist(), rel=1e-12, nan_ok=True)
+
+
+@pytest.mark.parametrize("odd", ["bfloat16", "not contiguous", "of two sizes"])
+def test_other_operands_are_left_to_torch(odd):
+    x, f = drawn(4, 6), drawn(4, 6, seed=1)
+    x, f = {
+        "bfloat16": (x.bfloat16(), f.bfloat16()),
+        "not contiguous": (x.T, f.T),
+        "of two sizes": (x, f[:2]),
+    }[odd]
+    assert kernel.residual_sums(x, x, f, torch.ones(4, dtype=torch.float64)) is None
+
+
+def test_gradients():
+    terms = RESIDUAL_GRADIENTS.statistics[0].terms
+    g = [drawn(3, 50, seed=seed) for seed in range(6)]
+    for six in (g, [g[0], g[0], *g[2:]], [torch.empty(0), torch.empty(0), *g[2:5], torch.empty(0)]):
+        packed = np.frombuffer(terms.packs(*six))
+        assert packed.tolist() == pytest.approx(terms.of(*six).tolist(), rel=1e-12)
+    assert terms.packs(*g[:3], torch.zeros(()).expand(3, 50), *g[4:]) is None
+
+
+def noted(model: nn.Module, x: torch.Tensor) -> Listener:
+    listener = Listener(keep=True)
+
+    def after(path: str):
+        def ended(module: nn.Module, args: object, output: object) -> None:
+            if not listener.note(path, module, args, output):
+                listener.after(path, module, (args, {}), output)
+
+        return ended
+
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            before = module.register_forward_pre_hook(lambda _module, _args, path=path: listener.before(path))
+            hooks.callback(before.remove)
+            hooks.callback(module.register_forward_hook(after(path)).remove)
+        model(x)
+    return listener
+
+
+def test_a_walk_beside_a_known_graph(monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    first, again, other = (
+        noted(model, torch.ones(2, 4)),
+        noted(model, torch.zeros(3, 4)),
+        noted(model[:2], torch.ones(2, 4)),
+    )
+    graph, _ = first.graph()
+    imprint = Imprint(graph, first)
+    nodes = imprint.nodes_of(again)
+    assert nodes == Graph([again.nodes[-1], *again.nodes]).nodes
+    assert imprint.nodes_of(other) is None
+    monkeypatch.setattr(kernel, "_native", None)
+    assert imprint.nodes_of(again) == nodes
+    assert imprint.nodes_of(other) is None
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_calls_are_noted_alike(native, monkeypatch):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Identity()))
+    expected = noted(model, torch.ones(2, 4))
+    if not native:
+        monkeypatch.setattr(kernel, "_native", None)
+    found = noted(model, torch.ones(2, 4))
+    start = found.rows[0][2][1] - expected.rows[0][2][1]
+    assert [row[:2] + row[3:] for row in found.rows] == [row[:2] + row[3:] for row in expected.rows]
+    assert [(a - start, b - start) for _, _, (a, b), *_ in found.rows] == [row[2] for row in expected.rows]
+    assert [node.name() for node in found.nodes] == [node.name() for node in expected.nodes]
+    assert found.slots == expected.slots
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_hooks_are_put_on_and_taken_off(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(kernel, "_native", None)
+    module = nn.Linear(2, 2)
+    ears = [Ears.on(module, "a", lambda: None)]
+    for on in (False, False, True, True, False):
+        hang_all(ears, on=on)
+        kept = module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_with_kwargs
+        assert [len(hooks) for hooks in kept] == [int(on)] * 3
