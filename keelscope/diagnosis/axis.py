@@ -20,7 +20,7 @@ from keelscope.store.schema import Site, Stack
 if TYPE_CHECKING:
     from keelscope.store.reader import Run
 
-__all__ = ["DepthAxis", "Unit", "depth_axis", "row_owner", "row_sites"]
+__all__ = ["DepthAxis", "Unit", "depth_axis", "entries_of", "row_owner", "row_sites"]
 
 Unit = Literal["sub-layer", "block", "module"]
 
@@ -86,7 +86,7 @@ def depth_axis(run: Run) -> DepthAxis:
     """
     rows = row_sites(run)
     stack = _main_stack(run)
-    entries = [] if stack is None else _entries(rows, stack, run.info.stacks)
+    entries = [] if stack is None else entries_of(rows, stack, run.info.stacks)
     stacked = sum(site.role == "layer" for site in rows)
     if len(entries) >= MIN_LAYERS or (entries and stacked < MIN_LAYERS and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
@@ -103,8 +103,17 @@ def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
     return rows
 
 
-def _entries(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
-    """The entries of a stack; where one container holds several stacks, by class."""
+def entries_of(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
+    """The entries of a stack; where one container holds several stacks, by class.
+
+    Args:
+        rows: the rows of the layer table.
+        stack: one of `stacks`.
+        stacks: all of them.
+
+    Returns:
+        Sites, in the order of the rows.
+    """
     entries = [site for site in rows if site.role == "layer" and site.stack == stack.path]
     if sum(other.path == stack.path for other in stacks) > 1:
         entries = [site for site in entries if site.kind in stack.kind.split("/")]

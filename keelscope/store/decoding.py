@@ -155,10 +155,17 @@ def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
         raise RefusedError("attribute stacks of / is not a list")
     try:
         return tuple(
-            Stack(clean(s["path"]), clean(s["kind"]), int(s["length"]), int(s["sublayers"]), bool(s["main"]))
+            Stack(
+                path=clean(s["path"]),
+                kind=clean(s["kind"]),
+                length=int(s["length"]),
+                sublayers=int(s["sublayers"]),
+                main=bool(s["main"]),
+                chained=bool(s.get("chained", False)),  # the first files of format 1.2 lack it
+            )
             for s in stacks
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RefusedError("attribute stacks of / does not describe stacks") from error
 
 

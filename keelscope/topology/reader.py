@@ -7,6 +7,7 @@ made in place on a view) is completed by `settle` after the backward pass that r
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from keelscope.onepass import backward, loss_of
 from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
+from keelscope.topology.followers import following
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
 from keelscope.topology.reading import Reading
@@ -55,7 +57,9 @@ class GraphReader:
         self._extras = Extras()
         root = unwrapped(model)
         _, members = find_stacks([(clean_path(path), module) for path, module in root.named_modules()])
+        self._members = members
         self._entries = frozenset(members)
+        self._following: frozenset[str] = frozenset()
 
     @property
     def is_waiting(self) -> bool:
@@ -104,9 +108,11 @@ class GraphReader:
         listener, self._forward = self._forward, None
         if listener is None:
             return Topology(())
-        reading = Reading(*listener.graph(roots), self._model, self._entries, self._names)
+        graph, calls = listener.graph(roots)
+        self._following = following(graph, calls, self._members)
+        reading = Reading(graph, calls, self._model, self._entries, self._names)
         self._extras = Extras.of(self._model, listener, self._entries)
-        topology = self._extras.added(reading, {})
+        topology = self._completed(reading, {})
         self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
             self.live = reading.live(topology, listener.tensors(reading.graph))
@@ -123,7 +129,10 @@ class GraphReader:
         shown, self._shown, self._regions = self._shown, {}, {}
         if reading is None:
             return None
-        return self._extras.added(reading, shown)
+        return self._completed(reading, shown)
+
+    def _completed(self, reading: Reading, regions: dict[Node, Topology]) -> Topology:
+        return replace(self._extras.added(reading, regions), following=self._following)
 
     def _listener(self) -> Listener | None:
         """Where the calls of now belong: the forward, or a region that a reentrant checkpoint runs again."""
