@@ -203,6 +203,8 @@ def _nonfinite(evidence: Evidence) -> Headline | None:
     first = min(bad - skipped)
     where = f"on {len(hits)} of the last {len(recent)} recorded steps, first at step {first}"
     cause = f"; the loss function produced it ({loss.name})" if loss is not None and loss.steps[0] == first else ""
+    if cause and loss is not None and loss.of_nothing:
+        cause += ", and every gradient is exactly 0: a mean over nothing, as where all labels are ignored"
     return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}{cause}.")
 
 

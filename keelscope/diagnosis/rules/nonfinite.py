@@ -78,9 +78,18 @@ def _loss_finding(loss: BadLoss) -> Finding:
         steps=(loss.steps[0], loss.steps[-1]),
         value=float(len(loss.steps)),
         threshold=0.0,
-        remedy="Look inside the loss: log, sqrt or division near 0 need an epsilon or a clamp, exp overflows, and half "
-        "precision ends at 65504 (compute the loss in float32).",
+        remedy=_OF_NOTHING if loss.of_nothing else _INSIDE,
     )
+
+
+_INSIDE = (
+    "Look inside the loss: log, sqrt or division near 0 need an epsilon or a clamp, exp overflows, and half precision "
+    "ends at 65504 (compute the loss in float32)."
+)
+_OF_NOTHING = (
+    "Every gradient is exactly 0, so the mean was taken over nothing, 0/0: look whether all labels of the batch are "
+    "ignored (ignore_index, -100) or its mask is empty, and leave such batches out."
+)
 
 
 def nonfinite_backward(evidence: Evidence) -> Iterator[Finding]:
