@@ -23,7 +23,7 @@ from keelscope.diagnosis.profiles import NamedProfile, floor_remark
 from keelscope.diagnosis.thresholds import DEFAULTS
 from keelscope.errors import UnknownNameError
 from keelscope.formatting import count
-from keelscope.store.schema import Site
+from keelscope.store.schema import CoverageEntry, Site
 
 if TYPE_CHECKING:
     from keelscope.store.reader import Run
@@ -82,6 +82,14 @@ class Evidence:
             other.__dict__.pop(name, None)
         other.axis, other.kept = axis, {}
         return other
+
+    @cached_property
+    def coverage(self) -> tuple[CoverageEntry, ...]:
+        """The coverage of the run; at an earlier step than the last one, as the first row shows it."""
+        if not self._recorded.size or self.step == self._recorded[-1]:
+            return self.run.coverage
+        entries = self.run.coverage
+        return tuple(replace(e, status=e.first, reason=e.first_reason) if e.first else e for e in entries)
 
     @cached_property
     def rows(self) -> tuple[Site, ...]:

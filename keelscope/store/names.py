@@ -18,6 +18,7 @@ __all__ = [
     "LOGGED_NAN",
     "OBSERVED",
     "RESERVED",
+    "SEEN_LATER",
     "SITE",
     "STATUS",
     "STEP",
@@ -43,6 +44,7 @@ TOTAL_NORM = "grad_norm_total"
 """The scalar that is the norm over all of ``parameter_gradients/norm``."""
 STATUS = "status"
 COVERAGE = "coverage"
+SEEN_LATER = "seen_later"
 LOGGED_NAN = "logged_nan/"
 """Before the name of a scalar: 1 where NaN was logged under it, and no number so far."""
 RESERVED = frozenset({STEP, SITE, OBSERVED, WALL_TIME, "kind", "role", "stack", "position", "numel", "aliases"})

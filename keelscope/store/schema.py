@@ -108,6 +108,9 @@ class CoverageEntry:
     """``"observed"`` or a reason in one word: ``"frozen"``, ``"never_called"``, ``"disconnected"``, ..."""
     reason: str = ""
     """One sentence; empty when observed."""
+    first: str = field(default="", compare=False)
+    """Status on the first row, where a later one observed it; else empty."""
+    first_reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def _computed_between(paths: Sequence[str], place: int) -> str:
 
 def _unwatched(evidence: Evidence) -> str:
     """Modules without parts that the selection leaves out, the only ones that can have been passed over."""
-    modules = [entry for entry in evidence.run.coverage if entry.what == "module"]
+    modules = [entry for entry in evidence.coverage if entry.what == "module"]
     holders = {entry.path.rpartition(".")[0] for entry in modules}
     left = [entry.path for entry in modules if entry.status == "not_selected" and entry.path not in holders]
     return f"{name_sites(left)}; " if left else ""
