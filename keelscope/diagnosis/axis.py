@@ -6,6 +6,7 @@ The write half has labelled the sites (role, stack, position); here they become 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -25,6 +26,9 @@ __all__ = ["DepthAxis", "Unit", "depth_axis", "entries_of", "row_owner", "row_si
 Unit = Literal["sub-layer", "block", "module"]
 
 _CHAIN = 8
+_PROJECTION = re.compile(
+    r"((w|to|linear|lin|proj)_?)?(?P<what>q|k|v|query|key|value|queries|keys|values)(_?(proj|linear|lin|layer))?"
+)
 _MODULE_GROUPS = ("outputs", "gradients")
 _PARAMETER_GROUPS = ("parameter_gradients", "parameters", "updates")
 
@@ -76,7 +80,8 @@ def depth_axis(run: Run) -> DepthAxis:
 
     A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain, or where
     several short stacks (the two sides of a U-Net) hold 4 entries together: embedding and head beside a short stack are
-    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain.
+    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain. Outside stacks, the projections of
+    an attention to queries and keys lie beside the one to values and are left out.
 
     Args:
         run: any run.
@@ -90,7 +95,7 @@ def depth_axis(run: Run) -> DepthAxis:
     stacked = sum(site.role == "layer" for site in rows)
     if len(entries) >= MIN_LAYERS or (entries and stacked < MIN_LAYERS and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
-    return DepthAxis(_last_chain(rows), None)
+    return DepthAxis(_one_way(_last_chain(rows)), None)
 
 
 def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -101,6 +106,20 @@ def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
         if behind and begins and any(site.role == "layer" for site in rows[start:]):
             return rows[start:]
     return rows
+
+
+def _one_way(rows: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The rows without projections to queries and keys where one to values, of the same class, lies beside them."""
+    places = [(site, _projection(site.path), (site.path.rpartition(".")[0], site.kind)) for site in rows]
+    values = {place for _, what, place in places if what == "v"}
+    chain = tuple(site for site, what, place in places if what not in ("q", "k") or place not in values)
+    return chain if len(chain) >= MIN_LAYERS else rows
+
+
+def _projection(path: str) -> str:
+    """q, k or v for a module that is called like a projection of an attention, else empty."""
+    found = _PROJECTION.fullmatch(path.rpartition(".")[2].lower())
+    return found["what"][0] if found else ""
 
 
 def entries_of(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
