@@ -80,8 +80,8 @@ def depth_axis(run: Run) -> DepthAxis:
 
     A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain, or where
     several short stacks (the two sides of a U-Net) hold 4 entries together: embedding and head beside a short stack are
-    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain. Outside stacks, the projections of
-    an attention to queries and keys lie beside the one to values and are left out.
+    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain. Outside stacks, those of an
+    attention that project to queries and keys lie beside the one to values and are left out.
 
     Args:
         run: any run.
