@@ -10,7 +10,7 @@ import logging
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from keelscope.store.memory import MemoryWriter
 from keelscope.store.names import clean
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
-from keelscope.store.schema import Later, Row, RunLayout
+from keelscope.store.schema import CoverageEntry, Later, Row, RunLayout
 from keelscope.store.writer import RunWriter
 
 __all__ = ["STANDARD_SCALARS", "Journal", "as_number", "check_destination"]
@@ -146,10 +146,11 @@ class Journal:
         self._write(self._due)
         self._stale = self._writer is not None
 
-    def close(self) -> None:
-        """Write what is pending and close the file."""
+    def close(self, coverage: Sequence[CoverageEntry] = ()) -> None:
+        """Write what is pending, and what all rows have shown of each module and parameter, and close the file."""
         self.flush(1 << 62)
         if self._writer is not None:
+            self._writer.cover(coverage)
             self._writer.close()
 
     def run(self) -> Run:

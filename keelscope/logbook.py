@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 
@@ -9,6 +10,7 @@ from keelscope.arming import Arming
 from keelscope.errors import RecordingWarning, UsageError
 from keelscope.journal import Journal, as_number
 from keelscope.steps import ScalarPlaces
+from keelscope.store.names import LOGGED_NAN
 
 __all__ = ["Logbook"]
 
@@ -26,6 +28,7 @@ class Logbook:
         self._journal, self._arming = journal, arming
         self._places = ScalarPlaces(first)
         self._left_out: set[str] = set()
+        self._numbers: set[str] = set()
 
     def take(self, scalars: Mapping[str, object], completed: int, begun: bool | None) -> bool:
         """Store numbers; what cannot be stored is left out with one warning per name.
@@ -47,9 +50,15 @@ class Logbook:
                 continue
             step = self._places.of(name, completed, begun)
             if self._journal.takes(name):  # where it does not, the journal has said so
-                self._journal.log(step, {name: number})
+                self._journal.log(step, {name: number} | self._mark(name, number))
             rang |= self._arming.see(step, name, number) and step < completed
         return rang
+
+    def _mark(self, name: str, number: float) -> dict[str, float]:
+        """What tells a NaN from nothing logged, as long as no number of that name has come."""
+        if not math.isnan(number):
+            self._numbers.add(name)
+        return {} if name in self._numbers else {f"{LOGGED_NAN}{name}": 1.0}
 
     def refuse(self, names: Mapping[str, object]) -> None:
         """Say of each name, once, that the watch is closed."""

@@ -234,7 +234,7 @@ class Watch:
             self._clock.close()
             self._recorder.pause()
             self._recorder.admits = _admits_nothing
-            self._journal.close()
+            self._journal.close(self._coverage)
             self._recorder.release()
             self._model = None
 

@@ -248,7 +248,7 @@ def sublayer_sites(topology: Topology | None, plan: SitePlan) -> tuple[Site, ...
 
 
 def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: SitePlan) -> tuple[Stack, ...]:
-    """Stacks with their number of sub-layers per entry, where each entry holds the same number.
+    """Stacks with their number of sub-layers per entry, where each entry holds the same number; chained or not.
 
     The first entry may hold fewer: where what enters it needs no gradient, no shortcut can be read there. What the
     block class declares goes before what the graph shows.
@@ -268,9 +268,9 @@ def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: Si
         if inside is not None:
             found[inside] = found.get(inside, 0) + 1
     places = sorted(set(plan.entries.values()))
-    return tuple(
-        _counted(stack, [found.get(place, 0) for place in places if place[0] == stack.path]) for stack in stacks
-    )
+    following = Counter(plan.place(path)[0] for path in (topology.following if topology is not None else ()))
+    counted = (_counted(stack, [found.get(place, 0) for place in places if place[0] == stack.path]) for stack in stacks)
+    return tuple(replace(stack, chained=2 * following[stack.path] >= stack.length) for stack in counted)
 
 
 def _counted(stack: Stack, counts: Sequence[int]) -> Stack:

@@ -48,7 +48,7 @@ architectures and faults, with labels from how a model is built and from plain m
 | `tests/diagnosis/fresh`, after the first was mended | 113 | 68 | 110 (97.3 %) | 0 | 69 (61.1 %) | 47 |
 
 Of the first, a BART was called vanishing across its cross-attention, a Swin of three stages too short to judge, and a
-GPT-2 whose labels are all ignored dead instead of non-finite (it is both, and still called dead); the false alarms were
+GPT-2 whose labels are all ignored dead instead of non-finite (both, now the latter); the false alarms were
 the BART, experts that nobody chose, and the shortcuts of FNet and of a class attention. The kinds were mended. In the
 second, three healthy models are said to be too short to judge. Five labels of sites did not allow for the module behind
 the first bad one, which `nonfinite_backward` names, too, or for the rule `dead_units`, and were corrected.

@@ -192,3 +192,38 @@ def test_what_did_not_run_inside_a_module_that_ran_was_never_called():
     assert said["0.experts.0.0.weight"] == "never_called"
     assert said["0.experts.1.0.weight"] == "observed"
     assert said["0.held.weight"] == "never_called"  # used, but not as a module, and in vain
+
+
+class Late(nn.Module):
+    """A layer that first runs in step 3."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.late = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.steps = 0
+
+    def forward(self, x):
+        self.steps += 1
+        x = self.first(x)
+        return self.late(x) if self.steps > 3 else x
+
+
+@pytest.mark.parametrize("sealing", [True, False])
+@pytest.mark.parametrize("in_file", [True, False])
+def test_the_stored_coverage_is_that_of_all_rows(tmp_path, in_file, sealing):
+    model = Late()
+    model.first.weight.requires_grad = False
+    pace = ks.Pace() if sealing else ks.Pace(seal="never")
+    options = {"pace": pace} if in_file else {}
+    with ks.watch(model, tmp_path / "run.h5" if in_file else None, **options) as watch:
+        for step in range(6):
+            model.first.weight.requires_grad = step > 4
+            model(torch.randn(2, 3)).sum().backward()
+            watch.step()
+            if step == 1:
+                early = {entry.path: entry.status for entry in watch.run.coverage}
+    assert early["late"] == early["late.weight"] == "never_called"
+    assert early["first.weight"] == "frozen"
+    run = ks.open_run(tmp_path / "run.h5") if in_file else watch.run
+    assert run.coverage == watch.coverage
+    assert {entry.status for entry in run.coverage if entry.path} == {"observed"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from keelscope.cli.measuring import open_target
-from keelscope.cli.output import note, print_json
+from keelscope.cli.output import exit_if_damaged, note, print_json
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,12 +68,13 @@ def export(
     with open_target(target) as run:
         if out == Path("-"):
             _to_stdout(run, to, selection, wide=wide)
-            return
-        written = export_run(run, to.value, out, selection, wide=wide)
-    if json:
-        print_json({"path": str(written.path), "format": to.value, "numbers": written.numbers})
-    else:
-        note(f"wrote {written.path}, {written.numbers:,} numbers.")
+        else:
+            written = export_run(run, to.value, out, selection, wide=wide)
+            if json:
+                print_json({"path": str(written.path), "format": to.value, "numbers": written.numbers})
+            else:
+                note(f"wrote {written.path}, {written.numbers:,} numbers.")
+        exit_if_damaged(run)
 
 
 def _to_stdout(run: Run, to: To, selection: Selection, *, wide: bool) -> None:

@@ -12,14 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import typer
+
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from keelscope.store.reader import Run
+
 __all__ = [
     "Row",
     "closed_pipe_is_fine",
+    "exit_if_damaged",
     "invocation",
     "note",
     "print_json",
@@ -32,6 +37,7 @@ __all__ = [
 
 PIPE_WIDTH = 120
 LEAST_WIDTH = 40
+_BAD_INPUT = 2
 Row = Mapping[str, str]
 
 
@@ -99,6 +105,21 @@ def invocation(program: str) -> str:
     found = shutil.which(path.name)
     reached = found is not None and path.exists() and Path(found).resolve() == path.resolve()
     return path.name if reached or not path.exists() else os.path.relpath(path)
+
+
+def exit_if_damaged(run: Run) -> None:
+    """Say which numbers of a run could not be read, and end as for a file that cannot be opened.
+
+    Args:
+        run: the run, after it was read.
+
+    Raises:
+        Exit: with code 2, if any could not.
+    """
+    for sentence in run.history.damaged:
+        note(sentence)
+    if run.history.damaged:
+        raise typer.Exit(_BAD_INPUT)
 
 
 def note(sentence: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keelscope.cli.measuring import Measured, is_model, measure_model, open_target
-from keelscope.cli.output import closed_pipe_is_fine, note, stdout_console, to_json, write
+from keelscope.cli.output import closed_pipe_is_fine, exit_if_damaged, note, stdout_console, to_json, write
 from keelscope.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -85,6 +85,7 @@ def report_target(
     if failed:
         note(f"--fail-on: {', '.join(failed)}.")
         raise typer.Exit(1)
+    exit_if_damaged(report.run)
 
 
 def _judging(rules: str, file: Path | None, settings: list[str]) -> dict[str, Any]:

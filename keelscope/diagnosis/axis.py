@@ -6,6 +6,7 @@ The write half has labelled the sites (role, stack, position); here they become 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -20,11 +21,14 @@ from keelscope.store.schema import Site, Stack
 if TYPE_CHECKING:
     from keelscope.store.reader import Run
 
-__all__ = ["DepthAxis", "Unit", "depth_axis", "row_owner", "row_sites"]
+__all__ = ["DepthAxis", "Unit", "depth_axis", "entries_of", "row_owner", "row_sites"]
 
 Unit = Literal["sub-layer", "block", "module"]
 
 _CHAIN = 8
+_PROJECTION = re.compile(
+    r"((w|to|linear|lin|proj)_?)?(?P<what>q|k|v|query|key|value|queries|keys|values)(_?(proj|linear|lin|layer))?"
+)
 _MODULE_GROUPS = ("outputs", "gradients")
 _PARAMETER_GROUPS = ("parameter_gradients", "parameters", "updates")
 
@@ -76,7 +80,8 @@ def depth_axis(run: Run) -> DepthAxis:
 
     A main stack of less than 4 entries is passed over only where at least 8 other layers make up a chain, or where
     several short stacks (the two sides of a U-Net) hold 4 entries together: embedding and head beside a short stack are
-    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain.
+    no depth. Of an encoder and a decoder with short stacks, the decoder is the chain. Outside stacks, those of an
+    attention that project to queries and keys lie beside the one to values and are left out.
 
     Args:
         run: any run.
@@ -86,11 +91,11 @@ def depth_axis(run: Run) -> DepthAxis:
     """
     rows = row_sites(run)
     stack = _main_stack(run)
-    entries = [] if stack is None else _entries(rows, stack, run.info.stacks)
+    entries = [] if stack is None else entries_of(rows, stack, run.info.stacks)
     stacked = sum(site.role == "layer" for site in rows)
     if len(entries) >= MIN_LAYERS or (entries and stacked < MIN_LAYERS and len(rows) - len(entries) < _CHAIN):
         return DepthAxis(tuple(sorted(entries, key=lambda site: site.position)), stack)
-    return DepthAxis(_last_chain(rows), None)
+    return DepthAxis(_one_way(_last_chain(rows)), None)
 
 
 def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
@@ -103,8 +108,31 @@ def _last_chain(rows: tuple[Site, ...]) -> tuple[Site, ...]:
     return rows
 
 
-def _entries(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
-    """The entries of a stack; where one container holds several stacks, by class."""
+def _one_way(rows: tuple[Site, ...]) -> tuple[Site, ...]:
+    """The rows without projections to queries and keys where one to values, of the same class, lies beside them."""
+    places = [(site, _projection(site.path), (site.path.rpartition(".")[0], site.kind)) for site in rows]
+    values = {place for _, what, place in places if what == "v"}
+    chain = tuple(site for site, what, place in places if what not in ("q", "k") or place not in values)
+    return chain if len(chain) >= MIN_LAYERS else rows
+
+
+def _projection(path: str) -> str:
+    """q, k or v for a module that is called like a projection of an attention, else empty."""
+    found = _PROJECTION.fullmatch(path.rpartition(".")[2].lower())
+    return found["what"][0] if found else ""
+
+
+def entries_of(rows: Sequence[Site], stack: Stack, stacks: Sequence[Stack]) -> list[Site]:
+    """The entries of a stack; where one container holds several stacks, by class.
+
+    Args:
+        rows: the rows of the layer table.
+        stack: one of `stacks`.
+        stacks: all of them.
+
+    Returns:
+        Sites, in the order of the rows.
+    """
     entries = [site for site in rows if site.role == "layer" and site.stack == stack.path]
     if sum(other.path == stack.path for other in stacks) > 1:
         entries = [site for site in entries if site.kind in stack.kind.split("/")]

@@ -16,10 +16,12 @@ import numpy as np
 from keelscope.analysis.compare import MAX_PROFILES, CommonDepth, common_depth
 from keelscope.analysis.profile import DepthProfile, depth_profile
 from keelscope.diagnosis.evidence import LATE_TOKENS
+from keelscope.diagnosis.headline import worst_of
 from keelscope.errors import UsageError
 from keelscope.formatting import number
 
 if TYPE_CHECKING:
+    from keelscope.diagnosis.evidence import Evidence
     from keelscope.diagnosis.record import Diagnosis
 
 __all__ = ["SideBySide"]
@@ -54,8 +56,9 @@ class SideBySide:
         """
         if not 2 <= len(reports) <= MAX_PROFILES:
             raise UsageError(f"{len(reports)} runs were given; a comparison takes 2 to {MAX_PROFILES}.")
-        gradient = common_depth([_whole(report) for report in reports], bins)
-        late = [_late(report) for report in reports]
+        path = _told_of(reports)
+        gradient = common_depth([_whole(_stack_of(report, path)) for report in reports], bins)
+        late = [_late(_stack_of(report, path)) for report in reports]
         some = any(np.isfinite(shape.levels).any() for shape in late)
         return cls(
             tuple(reports),
@@ -122,18 +125,35 @@ class SideBySide:
         return [f"{100 * low:.0f}-{100 * high:.0f} %" for low, high in pairwise(edges)]
 
 
-def _whole(report: Diagnosis) -> DepthProfile:
-    found = [profile.shape for key, profile in report.profiles.items() if key != LATE_TOKENS]
-    return found[0] if found else _nothing(report)
+def _told_of(reports: Sequence[Diagnosis]) -> str:
+    """The stack of the first headline that is not about the main one, if every run has it; else empty."""
+    beside = [worst_of(report.stacks).path for report in reports if worst_of(report.stacks).chain is not _main(report)]
+    everywhere = (path for path in beside if all(any(v.path == path for v in report.stacks) for report in reports))
+    return next(everywhere, "")
 
 
-def _late(report: Diagnosis) -> DepthProfile:
-    profile = report.profiles.get(LATE_TOKENS)
-    return profile.shape if profile is not None and profile.counted else _nothing(report)
+def _stack_of(report: Diagnosis, path: str) -> Evidence:
+    """The run along a stack, or along its main one."""
+    found = (verdict.chain for verdict in report.stacks if path and verdict.path == path)
+    return next(found, _main(report))
 
 
-def _nothing(report: Diagnosis) -> DepthProfile:
-    axis = report.axis
+def _main(report: Diagnosis) -> Evidence:
+    return report.stacks[0].chain
+
+
+def _whole(chain: Evidence) -> DepthProfile:
+    found = [profile.shape for key, profile in chain.profiles.items() if key != LATE_TOKENS]
+    return found[0] if found else _nothing(chain)
+
+
+def _late(chain: Evidence) -> DepthProfile:
+    profile = chain.profiles.get(LATE_TOKENS)
+    return profile.shape if profile is not None and profile.counted else _nothing(chain)
+
+
+def _nothing(chain: Evidence) -> DepthProfile:
+    axis = chain.axis
     return depth_profile(np.full(len(axis), np.nan), axis.depth, length=axis.length)
 
 

@@ -7,7 +7,8 @@ Between `keelscope.store` and everything that judges. A rule asks for medians ov
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -17,16 +18,18 @@ from numpy.typing import NDArray
 from keelscope.analysis.dynamics import median_over_steps
 from keelscope.analysis.profile import MIN_LAYERS, DepthProfile, depth_profile
 from keelscope.diagnosis.axis import DepthAxis, depth_axis, row_owner, row_sites
+from keelscope.diagnosis.beside import axes_beside
+from keelscope.diagnosis.profiles import NamedProfile, floor_remark
 from keelscope.diagnosis.thresholds import DEFAULTS
 from keelscope.errors import UnknownNameError
 from keelscope.formatting import count
-from keelscope.store.schema import Site
+from keelscope.store.schema import CoverageEntry, Site
 
 if TYPE_CHECKING:
     from keelscope.store.reader import Run
     from keelscope.store.series import Series
 
-__all__ = ["LATE_TOKENS", "OUTPUT_GRADIENT", "PARAMETER_GRADIENT", "RECENT_STEPS", "Evidence", "NamedProfile"]
+__all__ = ["LATE_TOKENS", "OUTPUT_GRADIENT", "PARAMETER_GRADIENT", "RECENT_STEPS", "Evidence"]
 
 RECENT_STEPS = 10
 """Recorded steps whose median a verdict is drawn from."""
@@ -38,21 +41,6 @@ _BLOCK = 1 << 22  # values read at once: 32 MB
 _SIZE_TREND = 0.5  # decades by which the layers' parameter counts may drift over depth before norms stop comparing
 _FEW_ENTRIES = 16  # of a layer: the log of one normal number has a standard deviation of half a decade
 _LATE_ZEROS = 0.1  # share of late tokens without gradient above which the late-token profile says nothing
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NamedProfile:
-    """A depth profile and what it is the profile of."""
-
-    key: str
-    """Series it is drawn from, e.g. ``"gradients/rms"``."""
-    title: str
-    """As written in a sentence, e.g. ``"gradient RMS"``."""
-    shape: DepthProfile
-    counted: bool = True
-    """Whether a verdict may rest on it."""
-    remark: str = ""
-    """Why it is not counted, or what was left out; one sentence."""
 
 
 class Evidence:
@@ -82,6 +70,26 @@ class Evidence:
     def axis(self) -> DepthAxis:
         """The depth axis."""
         return depth_axis(self.run)
+
+    @cached_property
+    def chains(self) -> tuple[Evidence, ...]:
+        """This evidence, then the same run along each further stack that is a chain of its own."""
+        return self, *(self._along(axis) for axis in axes_beside(self.run, self.axis, self.rows))
+
+    def _along(self, axis: DepthAxis) -> Evidence:
+        other = copy(self)
+        for name in ("chains", "profiles"):
+            other.__dict__.pop(name, None)
+        other.axis, other.kept = axis, {}
+        return other
+
+    @cached_property
+    def coverage(self) -> tuple[CoverageEntry, ...]:
+        """The coverage of the run; at an earlier step than the last one, as the first row shows it."""
+        if not self._recorded.size or self.step == self._recorded[-1]:
+            return self.run.coverage
+        entries = self.run.coverage
+        return tuple(replace(e, status=e.first, reason=e.first_reason) if e.first else e for e in entries)
 
     @cached_property
     def rows(self) -> tuple[Site, ...]:
@@ -271,7 +279,7 @@ class Evidence:
         by_size = self.axis.stack is None and "gradients/norm" in self.run  # unlike modules: RMS would show their size
         key, title = ("gradients/norm", "gradient norm") if by_size else (OUTPUT_GRADIENT, "gradient RMS")
         shape = self._shape(self.on_axis(key))
-        return NamedProfile(key, title, shape, remark=_floor_remark(title, shape))
+        return NamedProfile(key, title, shape, remark=floor_remark(title, shape))
 
     def _late_profile(self) -> NamedProfile | None:
         levels = self.on_axis(LATE_TOKENS)
@@ -285,7 +293,7 @@ class Evidence:
             share = f"{100 * top[0]:.0f} %"
             remark = f"The {title} is not counted: {share} of the late tokens get no gradient at the top of the stack."
             return NamedProfile(LATE_TOKENS, title, shape, counted=False, remark=remark)
-        return NamedProfile(LATE_TOKENS, title, shape, remark=_floor_remark(title, shape))
+        return NamedProfile(LATE_TOKENS, title, shape, remark=floor_remark(title, shape))
 
     def _parameter_profile(self) -> NamedProfile | None:
         title = "parameter-gradient norm"
@@ -307,7 +315,7 @@ class Evidence:
             grown = f"layers hold {usable[0]:,.0f} parameters at the input end and {usable[-1]:,.0f} at the output end"
             remark = f"The {title} is not counted: {grown}, so norms do not compare."
             return NamedProfile(PARAMETER_GRADIENT, title, shape, counted=False, remark=remark)
-        return NamedProfile(PARAMETER_GRADIENT, title, shape, remark=_floor_remark(title, shape))
+        return NamedProfile(PARAMETER_GRADIENT, title, shape, remark=floor_remark(title, shape))
 
     def _layer_sizes(self, which: NDArray[np.bool_] | bool = True) -> NDArray[np.float64]:
         """Entries of each layer's parameters, or of those in a mask ``[layer]``; NaN where that is not known."""
@@ -336,10 +344,3 @@ def _chosen_step(recorded: NDArray[np.int64], step: int) -> int:
             f"step {step} was not recorded; {recorded.size} steps are recorded, {recorded[0]} to {recorded[-1]}."
         )
     return step
-
-
-def _floor_remark(title: str, shape: DepthProfile) -> str:
-    if not shape.floored:
-        return ""
-    share = f"{shape.floored} of {shape.levels.size} layers"
-    return f"{share} lie under the float32 floor of 1e-37 in the {title} and are left out of the fit."

@@ -60,7 +60,9 @@ def _silent(stream: StreamPaths) -> str:
 
 
 def _whose(paths: Paths) -> str:
-    """Said first where the stream that is told of is a small part of the model."""
+    """Said first where the stream that is told of is a small part of the model, or of a stack beside the main one."""
+    if paths.stack:
+        return f"in {paths.stack} "
     sublayers = sum(len(stream) for stream in paths.streams)
     if len(paths.main) > _HALF * sublayers:
         return ""

@@ -6,13 +6,14 @@ the whole stack and therefore free of scale: multiplying every gradient by a con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from keelscope.analysis.profile import MIN_LAYERS
+from keelscope.diagnosis.asleep import asleep, explains, zero_sites
 from keelscope.diagnosis.losses import bad_loss
 from keelscope.diagnosis.nonfinite import nonfinite_history, skipped_steps
 from keelscope.diagnosis.silence import silence
@@ -21,9 +22,10 @@ from keelscope.formatting import count, decades, number, times
 
 if TYPE_CHECKING:
     from keelscope.analysis.profile import DepthProfile
-    from keelscope.diagnosis.evidence import Evidence, NamedProfile
+    from keelscope.diagnosis.evidence import Evidence
+    from keelscope.diagnosis.profiles import NamedProfile
 
-__all__ = ["WORDS", "Headline", "Word", "decide", "is_level", "word_for", "word_of"]
+__all__ = ["WORDS", "Headline", "Verdict", "Word", "decide", "is_level", "verdicts", "word_for", "word_of", "worst_of"]
 
 Word = Literal["flat", "drifting", "vanishing", "exploding", "dead", "non-finite", "not enough data"]
 
@@ -42,6 +44,20 @@ class Headline:
     """Series that decided, e.g. ``"gradients/late_token_level"``; empty when none did."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """The headline of one stack, with the evidence along it."""
+
+    headline: Headline
+    chain: Evidence
+
+    @property
+    def path(self) -> str:
+        """Path of the stack; ``""`` for a chain of modules."""
+        stack = self.chain.axis.stack
+        return stack.path if stack is not None else ""
+
+
 def decide(evidence: Evidence) -> Headline:
     """The headline of a run.
 
@@ -54,9 +70,71 @@ def decide(evidence: Evidence) -> Headline:
         evidence: a run at one step.
 
     Returns:
-        The headline.
+        The headline, of the worst stack where several are judged.
     """
-    return _nonfinite(evidence) or _cut(evidence) or _no_data(evidence) or _dead(evidence) or _sloped(evidence)
+    return worst_of(verdicts(evidence)).headline
+
+
+def verdicts(evidence: Evidence) -> tuple[Verdict, ...]:
+    """The headline of the main stack, then those of the others; non-finite numbers are a matter of the whole run.
+
+    Args:
+        evidence: a run at one step.
+
+    Returns:
+        One per stack; further ones only where there is enough to judge.
+    """
+    whole = _nonfinite(evidence)
+    if whole is not None:
+        return (Verdict(whole, evidence),)
+    main, *others = evidence.chains
+    found = [Verdict(_of_chain(main), main), *(Verdict(_of_chain(c), c) for c in others if not _is_asleep(c))]
+    found = [found[0], *(verdict for verdict in found[1:] if verdict.headline.word != "not enough data")]
+    return tuple(found)
+
+
+def worst_of(found: Sequence[Verdict]) -> Verdict:
+    """The stack that decides the headline of the run, which says so.
+
+    Dead before exploding or vanishing, then drifting, then flat, then not enough data; of two that explode or vanish
+    the one with the larger abs(S) to a tenth; else the main one, then the longer one.
+
+    Args:
+        found: from `verdicts`.
+
+    Returns:
+        One of them, its sentence beginning with the name of the stack where there are several.
+    """
+    worst = max(found, key=_rank)
+    if len(found) == 1:
+        return worst
+    sentence, others = worst.headline.sentence, len(found) - 1
+    alike = f"as in the other {'stack' if others == 1 else f'{others} stacks'}"
+    place = alike if worst.headline.word == "flat" else f"the worst of {len(found)} stacks"
+    text = f"In {worst.path}, {place}, {sentence[0].lower()}{sentence[1:]}"
+    return Verdict(replace(worst.headline, sentence=text), worst.chain)
+
+
+def _rank(verdict: Verdict) -> tuple[int, float]:
+    rank = {"dead": 3, "exploding": 2, "vanishing": 2, "drifting": 1, "flat": 0}.get(verdict.headline.word, -1)
+    decided = verdict.chain.profiles.get(verdict.headline.decided_by)
+    size = 0.0 if decided is None or rank not in (1, 2) else round(abs(decided.shape.total), 1)
+    return rank, size
+
+
+def _of_chain(chain: Evidence) -> Headline:
+    return _cut(chain) or _no_data(chain) or _dead(chain) or _sloped(chain)
+
+
+def _is_asleep(chain: Evidence) -> bool:
+    """Whether weights of 0 at the start explain that nothing gets through, as in a control tower."""
+    gradient = chain.gradient
+    if gradient is None or not gradient.shape.stops:
+        return False
+    sleepers = asleep(chain)
+    zero = [site.path for site, flag in zip(chain.axis.sites, gradient.shape.is_zero, strict=True) if flag]
+    weights = [path for path in zero_sites(chain, "parameters/norm") if not path.endswith("bias")]
+    return all(explains(sleepers, path) for path in zero) or (chain.steps.size == 1 and bool(weights))
 
 
 def word_of(total: float, thresholds: Mapping[str, float] = DEFAULTS) -> Word:
@@ -125,6 +203,8 @@ def _nonfinite(evidence: Evidence) -> Headline | None:
     first = min(bad - skipped)
     where = f"on {len(hits)} of the last {len(recent)} recorded steps, first at step {first}"
     cause = f"; the loss function produced it ({loss.name})" if loss is not None and loss.steps[0] == first else ""
+    if cause and loss is not None and loss.of_nothing:
+        cause += ", and every gradient is exactly 0: a mean over nothing, as where all labels are ignored"
     return Headline("non-finite", f"NaN or Inf was recorded {where if len(recent) > 1 else f'at step {first}'}{cause}.")
 
 

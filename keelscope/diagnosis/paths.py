@@ -61,11 +61,13 @@ class Paths:
     step: int
     """The recorded step the numbers are from."""
     streams: tuple[StreamPaths, ...]
-    """The longest one first."""
+    """The longest one first; before it that of the stack which is told of, if that is not the main one."""
+    stack: str = ""
+    """Path of the stack that `main` belongs to, where several are judged."""
 
     @property
     def main(self) -> StreamPaths:
-        """The stream with the most sub-layers."""
+        """The stream that is told of: the one with the most sub-layers, or with the most in its stack."""
         return self.streams[0]
 
     def __repr__(self) -> str:
@@ -109,7 +111,11 @@ def _read(evidence: Evidence) -> Paths | None:
     ]
     streams.sort(key=lambda stream: -len(stream))
     streams[0] = _with_end(streams[0], evidence, step)
-    return Paths(step, tuple(streams))
+    stack = evidence.axis.stack
+    if stack is None or stack.main:
+        return Paths(step, tuple(streams))
+    streams.sort(key=lambda stream: -sum(site.stack == stack.path for site in stream.sites))  # keeps the order else
+    return Paths(step, tuple(streams), stack.path)
 
 
 def _stream(

@@ -11,10 +11,11 @@ import numpy as np
 from keelscope.diagnosis.structure import forms_of
 
 if TYPE_CHECKING:
-    from keelscope.diagnosis.evidence import NamedProfile
     from keelscope.diagnosis.finding import Finding
+    from keelscope.diagnosis.headline import Verdict
     from keelscope.diagnosis.layers import Layer
     from keelscope.diagnosis.paths import Paths, StreamPaths
+    from keelscope.diagnosis.profiles import NamedProfile
     from keelscope.diagnosis.record import Diagnosis
 
 __all__ = ["JSON_FORMAT", "plain_values"]
@@ -53,6 +54,7 @@ def plain_values(report: Diagnosis) -> Json:
             "paths": [site.path for site in axis.sites],
             "values": axis.depth.tolist(),
         },
+        "stacks": [_stack(verdict) for verdict in report.stacks],
         "structure": [
             {"equation": form.equation, "schemes": list(form.schemes), "alpha": _safe(form.alpha), "count": form.number}
             for form in forms_of(info.sublayers)
@@ -75,6 +77,18 @@ def _safe(value: float | None) -> float | str | None:
 
 def _known(value: float) -> float | None:
     return None if math.isnan(value) else value
+
+
+def _stack(verdict: Verdict) -> Json:
+    axis, decided = verdict.chain.axis, verdict.chain.profiles.get(verdict.headline.decided_by)
+    return {
+        "path": verdict.path or None,
+        "unit": axis.unit,
+        "length": axis.length,
+        "headline": verdict.headline.word,
+        "decided_by": verdict.headline.decided_by or None,
+        "total": None if decided is None else _known(decided.shape.total),
+    }
 
 
 def _profile(profile: NamedProfile, report: Diagnosis) -> Json:

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
-from keelscope.diagnosis.evidence import Evidence, NamedProfile
+import numpy as np
+
+from keelscope.diagnosis.evidence import Evidence
 from keelscope.diagnosis.explanation import explanation
 from keelscope.diagnosis.finding import Severity
-from keelscope.diagnosis.headline import Headline, Word, decide
+from keelscope.diagnosis.headline import Headline, Verdict, Word, verdicts, worst_of
 from keelscope.diagnosis.layers import Layer, layer_rows
 from keelscope.diagnosis.paths import Paths, paths_of
 from keelscope.diagnosis.rules import DEFAULT, findings_of
@@ -24,6 +26,7 @@ from keelscope.formatting import count, decades
 if TYPE_CHECKING:
     from keelscope.diagnosis.axis import DepthAxis
     from keelscope.diagnosis.finding import Finding
+    from keelscope.diagnosis.profiles import NamedProfile
     from keelscope.store.reader import Run
 
 __all__ = ["Diagnosis"]
@@ -46,8 +49,9 @@ class Diagnosis:
     layers: tuple[Layer, ...]
     """In execution order, input side first."""
     profiles: Mapping[str, NamedProfile]
-    """Depth profiles by the series they are drawn from."""
+    """Depth profiles by the series they are drawn from, along `axis`."""
     axis: DepthAxis
+    """Of the main stack; of the worst one where several are judged."""
     weights_step: int = -1
     """The recorded step that the weights of the layer table are from; -1 when none are recorded."""
     paths: Paths | None = None
@@ -57,6 +61,8 @@ class Diagnosis:
     """The rule set that the findings come from."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
     """Those that were changed."""
+    stacks: tuple[Verdict, ...] = ()
+    """What is said of each stack that is judged, the main one first."""
 
     @classmethod
     def of(
@@ -78,19 +84,22 @@ class Diagnosis:
             UnknownNameError: if that step was not recorded, or there is no such set or threshold.
         """
         evidence = Evidence(run, step=step, thresholds=thresholds_with(thresholds))
+        stacks = verdicts(evidence)
+        worst = worst_of(stacks)
         return cls(
             run=run,
             step=evidence.step,
             steps=tuple(int(s) for s in evidence.steps),
-            verdict=decide(evidence),
+            verdict=worst.headline,
             findings=findings_of(evidence, rules),
-            layers=layer_rows(evidence),
-            profiles=evidence.profiles,
-            axis=evidence.axis,
+            layers=layer_rows(worst.chain),
+            profiles=worst.chain.profiles,
+            axis=worst.chain.axis,
             weights_step=evidence.last_step("parameters/norm") if _has_weights(evidence) else -1,
-            paths=paths_of(evidence),
+            paths=paths_of(worst.chain),
             rules=rules,
             thresholds=dict(thresholds or {}),
+            stacks=stacks,
         )
 
     @property
@@ -143,7 +152,8 @@ class Diagnosis:
         remarks = (profile.remark for profile in self.profiles.values() if profile.remark)
         structure = f"{structure_note(self.run.info.sublayers)} {self._about_first()}".strip()
         steps = (self._about_end(), self._about_steps(), self._about_weights(), self._about_paths())
-        about = (*steps, *self.run.notes, self._about_parameters(), self._about_depth(), structure, self._about_rules())
+        depth = (self._about_depth(), self._about_stacks())
+        about = (*steps, *self.run.notes, self._about_parameters(), *depth, structure, self._about_rules())
         return (*(note for note in about if note), *remarks)
 
     def _about_rules(self) -> str:
@@ -207,6 +217,18 @@ class Diagnosis:
         if not stack.sublayers:
             return f"Depth is counted in blocks ({total:g} of {stack.kind}); sub-layers per block are not known."
         return f"Depth is counted in sub-layers: {total:g} in {count(stack.length, 'entry')} of {stack.kind}."
+
+    def _about_stacks(self) -> str:
+        """What is said of every stack, where there are several."""
+        if len(self.stacks) < _SEVERAL:
+            return ""
+        each = [f"{stack.path} {stack.headline.word}{_total_of(stack)}" for stack in self.stacks]
+        return f"{len(each)} stacks are judged, the worst makes the headline: {', '.join(each)}."
+
+
+def _total_of(verdict: Verdict) -> str:
+    profile = verdict.chain.profiles.get(verdict.headline.decided_by)
+    return "" if profile is None or np.isnan(profile.shape.total) else f" (S {decades(profile.shape.total)})"
 
 
 def _has_weights(evidence: Evidence) -> bool:

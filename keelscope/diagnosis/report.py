@@ -57,11 +57,11 @@ class Report(Diagnosis):
         """The report as JSON values.
 
         Keys: ``format``, ``title``, ``model``, ``n_parameters``, ``step``, ``steps``, ``headline``, ``sentence``,
-        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``profiles`` (by series:
-        slope, total, span, flatness, knee, levels along those paths, ...), ``findings``, ``layers``, ``coverage``
-        (entries by status), ``structure`` (residual sub-layers by equation), ``paths`` (the explanation, and per
-        residual stream the shortcut, the decades by cause and the attribution of every sub-layer; null where not
-        recorded) and ``notes``. A number that was not
+        ``decided_by``, ``depth`` (unit, length, layers, stack, paths and their values), ``stacks`` (the headline of
+        each stack that is judged), ``profiles`` (by series: slope, total, span, flatness, knee, levels along those
+        paths, ...), ``findings``, ``layers``, ``coverage`` (entries by status), ``structure`` (residual sub-layers by
+        equation), ``paths`` (the explanation, and per residual stream the shortcut, the decades by cause and the
+        attribution of every sub-layer; null where not recorded) and ``notes``. A number that was not
         observed is null; NaN and infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
 
         Returns:

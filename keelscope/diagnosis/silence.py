@@ -49,7 +49,7 @@ def disconnected_parameters(evidence: Evidence) -> list[str]:
     medians = evidence.recent(PARAMETER_GRADIENT)
     sites = evidence.sites(PARAMETER_GRADIENT)
     seen = set() if medians is None else {s.path for s, v in zip(sites, medians, strict=True) if not np.isnan(v)}
-    entries = (entry for entry in evidence.run.coverage if entry.what == "parameter" and entry.status == "disconnected")
+    entries = (entry for entry in evidence.coverage if entry.what == "parameter" and entry.status == "disconnected")
     return [entry.path for entry in entries if entry.path not in seen]
 
 

@@ -2,7 +2,8 @@
 
 A few KiB of deflate can hold gigabytes. Here a chunk is unpacked to the size it should have and no further, and of the
 shuffled bytes only those of the rows and sites that are wanted are put in order. The Adler-32 sum inside deflate tells
-damage; Fletcher-32 sums after it are not needed. `allowlist` and `filesource` read through `read_block`.
+damage; the Fletcher-32 sum after it is only asked whether a chunk that unpacks to something else was made so.
+`allowlist` and `filesource` read through `read_block`.
 """
 
 from __future__ import annotations
@@ -17,13 +18,17 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Peek", "filters_of", "read_block", "unpacked_chunks"]
+__all__ = ["DamagedChunkError", "Peek", "filters_of", "read_block", "unpacked_chunks"]
 
 Peek: TypeAlias = Callable[[int, int], bytes]
 """Reads ``(place, size)`` of the bytes of a file."""
 
 _CHECKSUM = 4
 _SINGLY = 16
+
+
+class DamagedChunkError(ValueError):
+    """The bytes of a chunk are not those that were written."""
 
 
 def filters_of(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...]]]:
@@ -141,7 +146,8 @@ def _unpacked(dataset: h5py.Dataset, info: h5py.h5d.StoreInfo, itemsize: int, pe
             content = _inflated(content, size + _CHECKSUM)
         shuffled = number == h5py.h5z.FILTER_SHUFFLE
     if len(content) != size:
-        raise ValueError(f"a chunk of {dataset.name} does not unpack to {size} bytes")
+        kind = DamagedChunkError if _is_torn(dataset, peek(info.byte_offset, info.size)) else ValueError
+        raise kind(f"a chunk of {dataset.name} does not unpack to {size} bytes")
     return content, shuffled
 
 
@@ -150,7 +156,17 @@ def _inflated(content: bytes, most: int) -> bytes:
     try:
         found = inflater.decompress(content, most + 1)
     except zlib.error as error:
-        raise ValueError(f"a chunk does not unpack: {error}") from error
+        raise DamagedChunkError(f"a chunk does not unpack: {error}") from error
     if not inflater.eof and len(found) <= most:
-        raise ValueError("a chunk ends too early")
+        raise DamagedChunkError("a chunk ends too early")
     return found
+
+
+def _is_torn(dataset: h5py.Dataset, stored: bytes) -> bool:
+    """Whether the last filter is a Fletcher-32 sum that does not fit the stored bytes."""
+    if [number for number, _ in filters_of(dataset)][-1:] != [h5py.h5z.FILTER_FLETCHER32] or len(stored) < _CHECKSUM:
+        return False
+    body, noted = stored[:-_CHECKSUM], int.from_bytes(stored[-_CHECKSUM:], "little")
+    words = np.frombuffer(body + b"\0" * (len(body) % 2), ">u2").astype(np.int64)
+    weighted = words * (np.arange(len(words), 0, -1) % 65535)
+    return (int(words.sum()) - (noted & 0xFFFF)) % 65535 != 0 or (int(weighted.sum()) - (noted >> 16)) % 65535 != 0

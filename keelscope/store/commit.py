@@ -15,7 +15,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.store.names import OBSERVED, STATUS, STEP, WALL_TIME, dataset_names
+from keelscope.store.covered import Seen, covered
+from keelscope.store.names import COVERAGE, OBSERVED, SEEN_LATER, STATUS, STEP, WALL_TIME, dataset_names
 from keelscope.store.rows import PackedRow
 from keelscope.store.schema import SCALARS, RunLayout
 
@@ -42,6 +43,8 @@ class Committer:
 
     def __init__(self, file: h5py.File, layout: RunLayout) -> None:
         self._status = file[STATUS]
+        self._coverage = layout.coverage
+        self._seen_later = file[COVERAGE][SEEN_LATER] if layout.coverage else None
         self._columns: dict[str, dict[str, h5py.Dataset]] = {
             group.name: {name: file[group.name][name] for name in (*(s.name for s in group.statistics), OBSERVED)}
             for group in layout.groups
@@ -111,6 +114,17 @@ class Committer:
         """
         self._status[...] = [state, time.time(), self.rows, dropped]
         self._status.flush()
+
+    def cover(self, seen: Seen) -> None:
+        """Mark in place which modules and parameters were observed after the file was created.
+
+        Args:
+            seen: what all rows have observed.
+        """
+        after = covered(self._coverage, seen)
+        if self._seen_later is not None and after != self._coverage:
+            self._seen_later[...] = [was != now for was, now in zip(self._coverage, after, strict=True)]
+            self._seen_later.flush()
 
     def _append_columns(
         self, name: str, columns: Mapping[str, h5py.Dataset], rows: Sequence[Mapping[str, NDArray[np.generic]]]

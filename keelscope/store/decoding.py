@@ -26,7 +26,8 @@ from keelscope.store.allowlist import (
     text_attribute,
 )
 from keelscope.store.chunks import Peek, read_block
-from keelscope.store.names import COVERAGE, SITE, clean, clean_text
+from keelscope.store.covered import observed_later
+from keelscope.store.names import COVERAGE, SEEN_LATER, SITE, clean, clean_text
 from keelscope.store.schema import (
     SCALARS,
     SCHEMA_VERSION,
@@ -156,10 +157,17 @@ def _read_stacks(file: h5py.File) -> tuple[Stack, ...]:
         raise RefusedError("attribute stacks of / is not a list")
     try:
         return tuple(
-            Stack(clean(s["path"]), clean(s["kind"]), int(s["length"]), int(s["sublayers"]), bool(s["main"]))
+            Stack(
+                path=clean(s["path"]),
+                kind=clean(s["kind"]),
+                length=int(s["length"]),
+                sublayers=int(s["sublayers"]),
+                main=bool(s["main"]),
+                chained=bool(s.get("chained", False)),  # the first files of format 1.2 lack it
+            )
             for s in stacks
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise RefusedError("attribute stacks of / does not describe stacks") from error
 
 
@@ -247,10 +255,16 @@ def _read_coverage(group: h5py.Group, peek: Peek) -> tuple[CoverageEntry, ...]:
     columns = [read_labels(group, name, peek) for name in ("path", "what", "status", "reason")]
     if len(set(map(len, columns))) > 1:
         raise RefusedError(f"the columns of {group.name} do not fit each other")
-    return tuple(
+    later = np.zeros(len(columns[0]))
+    if SEEN_LATER in group:  # the first files of format 1.2 lack it
+        later = _whole(child_dataset(group, SEEN_LATER, "u", 1), peek).astype(np.float64)
+    if len(later) != len(columns[0]):
+        raise RefusedError(f"the columns of {group.name} do not fit each other")
+    entries = (
         CoverageEntry(clean(path), clean(what), clean(status), clean_text(reason))
         for path, what, status, reason in zip(*columns, strict=True)
     )
+    return tuple(observed_later(entry) if seen else entry for entry, seen in zip(entries, later.tolist(), strict=True))
 
 
 def _whole(dataset: h5py.Dataset, peek: Peek) -> NDArray[np.generic]:

@@ -18,6 +18,7 @@ from keelscope.store.layout import extra_axes, row_shape
 from keelscope.store.names import (
     COVERAGE,
     OBSERVED,
+    SEEN_LATER,
     SITE,
     STATUS,
     STEP,
@@ -232,13 +233,16 @@ def _write_coverage(file: h5py.File, entries: Sequence[CoverageEntry]) -> None:
     scale = write_labels(group, "path", [entry.path for entry in entries], "dotted path of the module or parameter")
     columns = {
         "what": ([entry.what for entry in entries], "module or parameter"),
-        "status": ([entry.status for entry in entries], "observed, or why not, in one word"),
-        "reason": ([entry.reason for entry in entries], "why it was not observed"),
+        "status": ([entry.first or entry.status for entry in entries], "observed, or why not, in one word"),
+        "reason": ([entry.first_reason or entry.reason for entry in entries], "why it was not observed"),
     }
     for name, (texts, doc) in columns.items():
         dataset = group.create_dataset(name, data=[clean_text(text) for text in texts], dtype=_TEXT)
         dataset.attrs["long_name"] = doc
         attach(dataset, scale)
+    later = group.create_dataset(SEEN_LATER, data=np.array([bool(entry.first) for entry in entries], np.uint8))
+    later.attrs["long_name"] = "whether a row after the first one observed it; written when the file is closed"
+    attach(later, scale)
 
 
 def _steps(group: h5py.Group, name: str, storage: Storage) -> h5py.Dataset:

@@ -99,6 +99,8 @@ def examined(path: Path) -> Examination:
         return Examination(path, "unreadable", findings, History(problems=(str(error),)), strays=strays)
     steps = run.steps(SCALARS)
     span = (len(steps), int(steps[0]), int(steps[-1])) if steps.size else (0, -1, -1)
+    for name in dict.fromkeys(name for finding in findings for name in finding.damaged):
+        _read_damaged(run, *name.split("/", 1))
     state, history = _state(path, run), run.history
     run.close()
     return Examination(path, state, findings, history, *span, strays)
@@ -221,6 +223,16 @@ def _damaged(source: FileSource) -> Iterator[str]:
                         source.observed(group, start, min(rows, start + _ROWS), name=name)
             except RunFileError:
                 yield f"{group}/{name}"
+
+
+def _read_damaged(run: RunFiles, group: str, name: str = "") -> None:
+    """Read all of a damaged series, so that the history of the run says on which steps it is."""
+    if name and group in {SCALARS, *(spec.name for spec in run.layout.groups)}:
+        rows = len(run.steps(group))
+        for start in range(0, rows, _ROWS):
+            run.read(group, name, start, min(rows, start + _ROWS))
+            if group != SCALARS:
+                run.observed(group, start, min(rows, start + _ROWS), name=name)
 
 
 def _strays(path: Path) -> list[str]:

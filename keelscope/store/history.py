@@ -55,6 +55,8 @@ class History:
     """Whether the run is one finished, compressed file."""
     rows_lost: int = 0
     """Rows that could not be written, for example because the disk was full."""
+    damaged: tuple[str, ...] = ()
+    """Rows that are there and could not be read so far, a sentence per file."""
 
     @property
     def rows_cut(self) -> int:
@@ -72,7 +74,7 @@ class History:
         return tuple(self._notes())
 
     def _notes(self) -> Iterator[str]:
-        yield from self.problems
+        yield from (*self.problems, *self.damaged)
         for absent in self.absences:
             steps = "1 step" if absent.steps == 1 else f"{absent.steps} steps"
             where = f"{absent.first}" if absent.first == absent.last else f"{absent.first} to {absent.last}"

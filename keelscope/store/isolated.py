@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -300,6 +301,9 @@ class IsolatedSource:
         if "error" in answer:
             kind = _ERRORS.get(str(answer["error"]), NotARunFileError)
             raise kind(*map(self._told, list(answer.get("about", ()))[:3]))
+        if answer.get("damaged"):
+            damaged = tuple(str(self._told(sentence)) for sentence in answer["damaged"])
+            self._history = replace(self._history, damaged=damaged)
         return answer, array
 
     def _told(self, part: object) -> object:

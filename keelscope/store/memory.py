@@ -5,10 +5,14 @@ Used where no path is given: `keelscope.report` on a model, tests, short looks i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from keelscope.errors import UsageError
+from keelscope.store.covered import Seen, covered, seen_by
 from keelscope.store.history import History
 from keelscope.store.layout import check_wider, row_shape
 from keelscope.store.names import ALL, OBSERVED, WALL_TIME
@@ -16,7 +20,7 @@ from keelscope.store.overview import Overview
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run
 from keelscope.store.rows import PackedRow, RowPacker, settle
-from keelscope.store.schema import SCALARS, Row, RunLayout
+from keelscope.store.schema import SCALARS, CoverageEntry, Row, RunLayout
 
 __all__ = ["MemoryWriter"]
 
@@ -70,6 +74,14 @@ class MemoryWriter:
         self._table.widen(packer.layout)
         return True
 
+    def cover(self, entries: Sequence[CoverageEntry]) -> None:
+        """Say what all rows have shown.
+
+        Args:
+            entries: the coverage by now. What it calls observed is so in the run, too.
+        """
+        self._table.cover(seen_by(entries))
+
     def flush(self) -> None:
         """Nothing to wait for: a row can be read as soon as `append` returns and the run is refreshed."""
 
@@ -105,6 +117,9 @@ class _Table:
             self._column(spec.name, OBSERVED, np.uint8, (len(spec.sites),))
             for statistic in spec.statistics:
                 self._column(spec.name, statistic.name, np.float64, row_shape(spec, statistic))
+
+    def cover(self, seen: Seen) -> None:
+        self.layout = replace(self.layout, coverage=covered(self.layout.coverage, seen))
 
     def _column(self, group: str, name: str, dtype: type[np.generic], row: tuple[int, ...]) -> None:
         before = self.columns.get((group, name))

@@ -54,9 +54,9 @@ class Merged:
         return self._pieces.layout
 
     @property
-    def problems(self) -> tuple[str, ...]:
-        """What could not be read so far, a sentence each."""
-        return tuple(self._pieces.problems)
+    def damaged(self) -> tuple[str, ...]:
+        """What could not be read so far, a sentence per file."""
+        return self._pieces.damaged
 
     def steps(self, group: str) -> NDArray[np.int64]:
         """Steps of a group that count, ``[step]``.

@@ -15,8 +15,10 @@ __all__ = [
     "ALL",
     "COVERAGE",
     "GRADIENTS",
+    "LOGGED_NAN",
     "OBSERVED",
     "RESERVED",
+    "SEEN_LATER",
     "SITE",
     "STATUS",
     "STEP",
@@ -42,6 +44,9 @@ TOTAL_NORM = "grad_norm_total"
 """The scalar that is the norm over all of ``parameter_gradients/norm``."""
 STATUS = "status"
 COVERAGE = "coverage"
+SEEN_LATER = "seen_later"
+LOGGED_NAN = "logged_nan/"
+"""Before the name of a scalar: 1 where NaN was logged under it, and no number so far."""
 RESERVED = frozenset({STEP, SITE, OBSERVED, WALL_TIME, "kind", "role", "stack", "position", "numel", "aliases"})
 
 _IDENTIFIER = re.compile(r"[A-Za-z][A-Za-z0-9_]*")

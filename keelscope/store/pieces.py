@@ -6,7 +6,7 @@ NaN and not observed, and is said.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.errors import NotARunFileError
-from keelscope.store.names import ALL, WALL_TIME
+from keelscope.store.chunks import DamagedChunkError
+from keelscope.store.names import ALL, OBSERVED, WALL_TIME
 from keelscope.store.schema import SCALARS, GroupSpec, RunLayout, StatisticSpec
 from keelscope.store.source import RunSource
 from keelscope.store.union import place_sites, same_axes, unite
@@ -22,6 +23,7 @@ from keelscope.store.union import place_sites, same_axes, unite
 __all__ = ["Piece", "Pieces"]
 
 _LEAST_ROWS = 64  # of a damaged stretch that are given up together
+_MOST_TRIES = 256  # so that a file without one sound chunk is read in a bounded time
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +46,33 @@ class Pieces:
 
     def __init__(self, pieces: Sequence[Piece], *, strict: bool, before: Pieces | None) -> None:
         self._pieces = tuple(pieces)
-        self._strict = strict or len(pieces) == 1
+        self._strict, self._alone = strict, len(pieces) == 1
         self._layouts = tuple(piece.source.layout for piece in pieces)
         same = before is not None and _same(self._layouts, before._layouts)
         self._axes: _Axes = before._axes if before is not None and same else _axes_of(self._layouts)
         self._delays = [_seconds_between(self._layouts[0], layout) for layout in self._layouts]
-        self._broken: dict[tuple[int, str, str], list[tuple[int, int]]] = {}
+        self._broken: dict[tuple[int, str, str], set[tuple[int, int]]] = {}
+        if before is not None and same:
+            self._broken |= before._broken
         self.groups = self._axes.groups
-        self.problems: dict[str, None] = dict(before.problems) if before is not None and same else {}
-        """What could not be read so far, in order."""
 
     @property
     def layout(self) -> RunLayout:
         """Everything that one of the parts has."""
         return self._axes.layout
+
+    @property
+    def damaged(self) -> tuple[str, ...]:
+        """What could not be read so far, a sentence per file."""
+        series: dict[int, list[str]] = {}
+        for (index, group, name), rows in self._broken.items():
+            steps = self._pieces[index].source.steps(group)
+            series.setdefault(index, []).append(f"{group}/{name} on {_steps_text(steps, rows)}")
+        return tuple(
+            f"{getattr(self._pieces[index].source, 'path', 'The run')} is damaged: {', '.join(found)} cannot be read, "
+            "and is left out."
+            for index, found in series.items()
+        )
 
     def values(self, index: int, start: int, stop: int, group: str, name: str, sites: slice) -> NDArray[np.float64]:
         """Rows of a statistic or scalar of one part.
@@ -113,7 +128,9 @@ class Pieces:
                 found = source.observed(group, start, stop, local, name)
                 whole[:, target >= 0] = found[:, target[target >= 0]]
         except NotARunFileError as error:
-            self._note(error)
+            if not self._gives_up(error, (index, group, OBSERVED), start, stop):
+                halves = _halves(start, stop)
+                return np.concatenate([self.seen(index, *half, group, name, sites) for half in halves])
         for first, last in self._broken.get((index, group, name), ()):
             whole[max(first - start, 0) : max(last - start, 0)] = False
         return whole
@@ -137,18 +154,20 @@ class Pieces:
         self, error: NotARunFileError, index: int, start: int, stop: int, group: str, name: str, sites: slice
     ) -> NDArray[np.float64]:
         """What can be read of rows that cannot be read at once."""
-        self._note(error)
-        middle = (start + stop) // 2
-        if stop - start <= _LEAST_ROWS:
-            self._broken.setdefault((index, group, name), []).append((start, stop))
+        if self._gives_up(error, (index, group, name), start, stop):
             return np.full((stop - start, *self.row_shape(group, name, sites)), np.nan)
-        halves = ((start, middle), (middle, stop))
-        return np.concatenate([self.values(index, *half, group, name, sites) for half in halves])
+        return np.concatenate([self.values(index, *half, group, name, sites) for half in _halves(start, stop)])
 
-    def _note(self, error: NotARunFileError) -> None:
-        if self._strict:
-            raise error
-        self.problems[str(error)] = None
+    def _gives_up(self, error: NotARunFileError, series: tuple[int, str, str], start: int, stop: int) -> bool:
+        """Whether rows that cannot be read are few enough to be left out together, which is noted; raises if strict."""
+        if self._strict or (self._alone and not isinstance(error.__cause__, DamagedChunkError)):
+            raise error  # of several parts, one that is made to do harm is left out
+        index, group, _ = series
+        least = max(_LEAST_ROWS, len(self._pieces[index].source.steps(group)) // _MOST_TRIES)
+        if stop - start > least:
+            return False
+        self._broken.setdefault(series, set()).add((start, stop))
+        return True
 
     def _holds(self, index: int, group: str, name: str) -> bool:
         layout = self._layouts[index]
@@ -193,6 +212,24 @@ def _seconds_between(first: RunLayout, other: RunLayout) -> float:
 
 def _same(left: Sequence[object], right: Sequence[object]) -> bool:
     return len(left) == len(right) and all(a is b for a, b in zip(left, right, strict=True))
+
+
+def _halves(start: int, stop: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    middle = (start + stop) // 2
+    return (start, middle), (middle, stop)
+
+
+def _steps_text(steps: NDArray[np.int64], rows: Iterable[tuple[int, int]]) -> str:
+    """Stretches of rows by their steps; those that touch are one."""
+    joined: list[list[int]] = []
+    for start, stop in sorted(rows):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], stop)
+        else:
+            joined.append([start, stop])
+    spans = [(int(steps[start]), int(steps[min(stop, len(steps)) - 1])) for start, stop in joined if start < len(steps)]
+    texts = [str(first) if first == last else f"{first} to {last}" for first, last in spans]
+    return f"steps {' and '.join(texts)}"
 
 
 def _stretch_of(place: NDArray[np.int64], size: int, sites: slice) -> tuple[slice, NDArray[np.int64]]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from keelscope.store.commit import State
+from keelscope.store.covered import Seen
 from keelscope.store.destination import Claim
 from keelscope.store.livepart import LivePart
 from keelscope.store.lock import parts_folder
@@ -51,6 +52,8 @@ class PartWriter:
         self._device = claim.path.parent.stat().st_dev
         self.problem = ""
         """Why a part could not be closed or published; empty while all is well."""
+        self.seen: Seen = frozenset()
+        """What all rows have observed, for the last part."""
         self.part: LivePart | None = None
         self._begin(layout, claim.part)
 
@@ -112,6 +115,7 @@ class PartWriter:
         part, self.part = self.part, None
         try:
             if part is not None:
+                self._attempt(lambda: part.committer.cover(self.seen))
                 self._end_part(part, state, dropped)
         finally:
             self._publish()

@@ -75,9 +75,9 @@ class RunFiles:
     @property
     def history(self) -> History:
         """Sessions, missing ranks, and what could not be read."""
-        problems = (*self._problems, *self._merged.problems)
         sealed = self._ledger is not None and len(self._sources) == 1
-        return History(*self._told, problems, self._generation, sealed, self._rows_lost)
+        damaged = self._merged.damaged
+        return History(*self._told, tuple(self._problems), self._generation, sealed, self._rows_lost, damaged)
 
     @property
     def merged(self) -> Merged:

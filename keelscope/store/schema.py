@@ -68,7 +68,9 @@ class Stack:
     sublayers: int = 0
     """Residual sub-layers per entry; 0 when it is not known, and depth is then counted in entries."""
     main: bool = False
-    """Whether the headline is drawn from this stack (the longest one)."""
+    """Whether it is the longest one, along which depth is counted first."""
+    chained: bool = False
+    """Whether most entries were seen to take what the one before gave; heads beside each other do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,9 @@ class CoverageEntry:
     """``"observed"`` or a reason in one word: ``"frozen"``, ``"never_called"``, ``"disconnected"``, ..."""
     reason: str = ""
     """One sentence; empty when observed."""
+    first: str = field(default="", compare=False)
+    """Status on the first row, where a later one observed it; else empty."""
+    first_reason: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,12 +57,14 @@ class _Desk:
     def _read(
         self, run: int, group: str, name: str, rows: tuple[int, int], sites: list[int | None]
     ) -> tuple[dict[str, Any], NDArray[np.float64]]:
-        return {}, self._sources[run].read(group, name, *rows, slice(*sites))
+        found = self._sources[run].read(group, name, *rows, slice(*sites))
+        return {"damaged": self._sources[run].history.damaged}, found
 
     def _observed(
         self, run: int, group: str, name: str, rows: tuple[int, int], sites: list[int | None]
     ) -> tuple[dict[str, Any], NDArray[np.bool_]]:
-        return {}, self._sources[run].observed(group, *rows, slice(*sites), name)
+        found = self._sources[run].observed(group, *rows, slice(*sites), name)
+        return {"damaged": self._sources[run].history.damaged}, found
 
     def _overview(
         self, run: int, group: str, name: str, factor: int, sites: list[int | None], column: str

@@ -136,7 +136,8 @@ def _unite_stacks(several: Iterable[Sequence[Stack]]) -> tuple[Stack, ...]:
     for stack in (stack for stacks in several for stack in stacks):
         known = found.setdefault((stack.path, stack.kind), stack)
         longest = max(known, stack, key=lambda one: one.length)
-        found[stack.path, stack.kind] = replace(longest, sublayers=known.sublayers or stack.sublayers)
+        chained = known.chained or stack.chained
+        found[stack.path, stack.kind] = replace(longest, sublayers=known.sublayers or stack.sublayers, chained=chained)
     main = max(found.values(), key=lambda one: (one.length, one.main), default=None)
     return tuple(replace(stack, main=stack is main) for stack in found.values())
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from itertools import takewhile
 
 from keelscope.store.commit import State
+from keelscope.store.covered import Seen
 from keelscope.store.destination import Claim
 from keelscope.store.pace import Pace
 from keelscope.store.rotation import PartWriter, reason
@@ -76,6 +77,10 @@ class Worker:
             self._flush_asked = self._thread.is_alive()
             self._wake.notify_all()
             self._wake.wait_for(lambda: not self._flush_asked, _FLUSH_TIMEOUT)
+
+    def cover(self, seen: Seen) -> None:
+        """What all rows have shown, to be written when the file is closed."""
+        self._parts.seen = seen
 
     def close(self) -> None:
         """Commit what is waiting, close the file and give the lock back. Harmless when repeated."""

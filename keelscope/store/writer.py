@@ -10,16 +10,18 @@ import errno
 import os
 import warnings
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
+from keelscope.store.covered import seen_by
 from keelscope.store.destination import Exists, check_exists, claims
 from keelscope.store.layout import check_wider
 from keelscope.store.pace import Pace
 from keelscope.store.reader import Run, open_run
 from keelscope.store.rows import RowPacker
-from keelscope.store.schema import PartInfo, Row, RunLayout
+from keelscope.store.schema import CoverageEntry, PartInfo, Row, RunLayout
 from keelscope.store.sealer import seal_closed_run
 from keelscope.store.worker import Worker
 
@@ -111,6 +113,14 @@ class RunWriter:
         self._changes += 1
         self._packer = packer
         return True
+
+    def cover(self, entries: Sequence[CoverageEntry]) -> None:
+        """Say what all rows have shown, for when the file is closed; it was created with what the first one showed.
+
+        Args:
+            entries: the coverage by now. What it calls observed is so in the file, too.
+        """
+        self._worker.cover(seen_by(entries))
 
     def flush(self) -> None:
         """Wait until every appended row can be read by other processes."""

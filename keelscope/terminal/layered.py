@@ -18,9 +18,9 @@ from keelscope.terminal.palette import BAR, SEVERITY_STYLE, WORD_STYLE, Encodabl
 from keelscope.terminal.sparkline import Scale, bar, columns, sparkline
 
 if TYPE_CHECKING:
-    from keelscope.diagnosis.evidence import NamedProfile
     from keelscope.diagnosis.finding import Severity
     from keelscope.diagnosis.layers import Layer
+    from keelscope.diagnosis.profiles import NamedProfile
     from keelscope.diagnosis.record import Diagnosis
 
 __all__ = ["report_view"]

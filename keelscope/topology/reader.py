@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from keelscope.onepass import backward, loss_of
 from keelscope.sites import clean_path
 from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
+from keelscope.topology.followers import following
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
@@ -26,7 +28,7 @@ from keelscope.topology.records import Topology
 from keelscope.untouched import untouched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.autograd.graph import Node
 
@@ -58,12 +60,17 @@ class GraphReader:
         self._reading: Reading | None = None
         self._names: dict[int, str] = {}
         self._extras = Extras()
+        self._following: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def _members(self) -> Mapping[str, tuple[str, int]]:
+        """Stack entries, by path."""
+        return find_stacks([(clean_path(path), module) for path, module in self._model.named_modules()])[1]
 
     @functools.cached_property
     def _entries(self) -> frozenset[str]:
         """Paths of stack entries."""
-        modules = [(clean_path(path), module) for path, module in self._model.named_modules()]
-        return frozenset(find_stacks(modules)[1])
+        return frozenset(self._members)
 
     @property
     def listener(self) -> Listener | None:
@@ -125,9 +132,11 @@ class GraphReader:
         return self._read(listener, roots)
 
     def _read(self, listener: Listener, roots: Sequence[Node]) -> Topology:
-        reading = Reading(*listener.graph(roots), self._model, self._entries, self._names)
+        graph, calls = listener.graph(roots)
+        self._following = following(graph, calls, self._members)
+        reading = Reading(graph, calls, self._model, self._entries, self._names)
         self._extras = Extras.of(self._model, listener, self._entries)
-        topology = self._extras.added(reading, {})
+        topology = self._completed(reading, {})
         self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
             self.live = reading.live(topology, _tensors(listener, reading.graph))
@@ -152,7 +161,10 @@ class GraphReader:
         shown, self._shown, self._regions = self._shown, {}, {}
         if reading is None:
             return None
-        return self._extras.added(reading, shown)
+        return self._completed(reading, shown)
+
+    def _completed(self, reading: Reading, regions: dict[Node, Topology]) -> Topology:
+        return replace(self._extras.added(reading, regions), following=self._following)
 
     def _listener(self) -> Listener | None:
         """Where the calls of now belong: the forward, or a region that a reentrant checkpoint runs again."""

@@ -84,6 +84,8 @@ class Topology:
     """Per stream, the schemes that all its sub-layers follow."""
     unknown: tuple[str, ...] = ()
     """What could not be read, and why."""
+    following: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    """Paths of stack entries that take what the entry before them gave."""
 
     def __len__(self) -> int:
         return len(self.sublayers)

@@ -44,9 +44,7 @@ KINDS = [
     "zero-init",
 ]
 
-MISSING = {
-    ("zero_queries", "diagnosis"): "outside a stack, modules side by side are read as a chain",
-}
+MISSING: dict[tuple[str, str], str] = {}
 """Facts that wait for a rule."""
 
 

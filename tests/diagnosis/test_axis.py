@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from keelscope.diagnosis.axis import depth_axis, row_owner, row_sites
+from keelscope.diagnosis.axis import _one_way, depth_axis, row_owner, row_sites
 from keelscope.store.memory import MemoryWriter
 from keelscope.store.schema import GroupSpec, RunInfo, RunLayout, Site, Stack, StatisticSpec
 
@@ -135,3 +135,21 @@ def test_a_decoder_with_a_short_stack_is_a_chain_of_its_own():
     assert paths(axis.sites) == ["d.embed", "d.pos", "d.layers.0", "d.layers.1", "d.layers.2", "head"]
     late = Site("codes", "Embedding", numel=9)
     assert len(depth_axis(run_of([*encoder, *decoder[2:], late, head], stacks=stacks))) == 9
+
+
+@pytest.mark.parametrize(
+    ("names", "left"),
+    [
+        (("q", "k", "v", "o", "f", "g"), "vofg"),
+        (("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out", "f", "g"), None),
+        (("to_q", "to_k", "to_v", "o", "f", "g"), None),
+        (("query", "key", "value", "o", "f", "g"), None),
+        (("q", "k", "o", "f", "g"), "qkofg"),
+        (("a.q", "a.k", "b.v", "o", "f", "g"), "a.qa.kb.vofg"),
+        (("q", "k", "v", "o"), "qkvo"),
+    ],
+)
+def test_queries_and_keys_outside_stacks_lie_beside_their_values(names, left):
+    rows = tuple(Site(name, "Linear", numel=4) for name in names)
+    kept = [site.path for site in _one_way(rows)]
+    assert "".join(kept) == left if left else kept == list(names[2:])

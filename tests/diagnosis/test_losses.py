@@ -108,3 +108,45 @@ def test_a_loss_that_nobody_logs_is_not_blamed():
         watch.step()
         (finding,) = nonfinite(diagnose(watch.run))
     assert (finding.rule, finding.sites) == ("nonfinite_backward", ("0", "1"))
+
+
+def ignored(step, y):
+    """Cross entropy where every label is ignored: 0/0, and gradients of exactly 0."""
+    del step
+    return nn.functional.cross_entropy(y, torch.full((2,), -100))
+
+
+def test_a_loss_that_is_nan_from_the_first_row_on_is_not_finite_and_not_dead():
+    report = trained(ignored)
+    assert report.headline == "non-finite"
+    assert report.sentence == (
+        "NaN or Inf was recorded on 8 of the last 8 recorded steps, first at step 0; the loss function produced it "
+        "(loss), and every gradient is exactly 0: a mean over nothing, as where all labels are ignored."
+    )
+    (finding,) = nonfinite(report)
+    assert "all labels of the batch are ignored" in finding.remedy
+    assert "zero_gradient" not in {found.rule for found in report.findings}
+
+
+def test_a_loss_that_is_nan_from_the_first_row_on_with_a_nan_gradient():
+    report = trained(lambda step, y: y.square().mean() * float("nan"))
+    assert report.headline == "non-finite"
+    assert "labels" not in report.sentence
+
+
+def test_a_gradient_of_zero_under_a_finite_loss_is_still_dead():
+    assert trained(lambda step, y: 0.0 * y.sum()).headline == "dead"
+
+
+def test_a_nan_before_the_first_number_may_be_a_filler():
+    report = trained(lambda step, y: y.square().mean(), log=lambda step: step > 2)
+    assert nonfinite(report) == []
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    with ks.watch(model) as watch:
+        for mean in (float("nan"), 1.0, 0.9):
+            model(torch.ones(2, 4)).square().mean().backward()
+            watch.step()
+            watch.log(loss=mean)
+    assert watch.run.scalars.count("logged_nan/loss") == 1
+    assert nonfinite(diagnose(watch.run)) == []

@@ -118,7 +118,9 @@ def test_rows_of_a_damaged_chunk_are_left_out_and_said(path, write, monkeypatch)
     values = run["gradients/norm"].values
     assert np.isnan(values[10:]).all()
     assert np.isfinite(values[:10]).all()
-    assert run.notes == ("r00000.p0001.h5 is damaged: gradients/norm cannot be read.",)
+    part = path.parent / f"{path.name}.parts" / "r00000.p0001.h5"
+    said = f"{part} is damaged: gradients/norm on steps 10 to 19 cannot be read, and is left out."
+    assert run.notes == (said,)
     assert run.observed("gradients/norm")[:10].all()
     assert not run.observed("gradients/norm")[10:].any()
     run.close()

@@ -153,7 +153,7 @@ def unregistered_parameters(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         At most one finding.
     """
-    entries = [entry for entry in evidence.run.coverage if entry.status.startswith("unregistered")]
+    entries = [entry for entry in evidence.coverage if entry.status.startswith("unregistered")]
     used = [entry.path for entry in entries if entry.status == "unregistered"]
     paths = used or [entry.path for entry in entries]
     if not paths:
@@ -189,7 +189,7 @@ def coverage_gap(evidence: Evidence) -> Iterator[Finding]:
     """
     seen = _valued(evidence)
     gaps: dict[str, list[tuple[str, str]]] = {}
-    for entry in evidence.run.coverage:
+    for entry in evidence.coverage:
         if entry.status not in _SILENT | _OWN_RULE and entry.path not in seen:
             gaps.setdefault(entry.status, []).append((entry.path, entry.reason))
     for status, entries in gaps.items():
@@ -241,12 +241,12 @@ def _valued(evidence: Evidence) -> set[str]:
 
 def _with_status(evidence: Evidence, status: str) -> list[str]:
     seen = _valued(evidence)
-    entries = (entry for entry in evidence.run.coverage if entry.what == "parameter" and entry.status == status)
+    entries = (entry for entry in evidence.coverage if entry.what == "parameter" and entry.status == status)
     return [entry.path for entry in entries if entry.path not in seen]
 
 
 def _parameter_paths(evidence: Evidence) -> list[str]:
-    return [entry.path for entry in evidence.run.coverage if entry.what == "parameter"]
+    return [entry.path for entry in evidence.coverage if entry.what == "parameter"]
 
 
 def owners_of(paths: Sequence[str], everything: Sequence[str]) -> tuple[str, ...]:

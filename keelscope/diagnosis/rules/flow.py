@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keelscope.analysis.growth import growth_law
-from keelscope.diagnosis.evidence import LATE_TOKENS, NamedProfile
+from keelscope.diagnosis.evidence import LATE_TOKENS
 from keelscope.diagnosis.finding import Finding, Severity
 from keelscope.diagnosis.headline import word_for
 from keelscope.formatting import count, decades, number, times
@@ -16,6 +16,7 @@ from keelscope.formatting import count, decades, number, times
 if TYPE_CHECKING:
     from keelscope.analysis.growth import Growth
     from keelscope.diagnosis.evidence import Evidence
+    from keelscope.diagnosis.profiles import NamedProfile
 
 __all__ = ["RULES", "exploding", "knee", "uniformly_small", "vanishing", "variance_growth"]
 
@@ -26,10 +27,11 @@ _NEARLY_ALL = 0.9
 
 
 def vanishing(evidence: Evidence) -> Iterator[Finding]:
-    """The gradient shrinks from the output to the input of the main stack.
+    """The gradient shrinks from the output to the input of a stack.
 
     S = Theil-Sen slope of log10 gradient over the middle 10..90 % of the layers times depth L, in decades; S > 2 in
     the output-gradient, the late-token or the parameter-gradient profile. The worst one is described, others named.
+    The main stack and every other one of at least 4 entries that follow each other are judged, each for itself.
 
     Source: slopes instead of absolute limits, since 1e-7 or 1e-3 move with loss scale, batch and width; shortcut
     attenuation of Post-LN after Xiong et al. (2020), arXiv:2002.04745, and arXiv:2601.19895.
@@ -41,13 +43,14 @@ def vanishing(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding.
+        At most one finding per stack.
     """
-    yield from _slope_finding(evidence, "vanishing", 1.0)
+    for chain in evidence.chains:
+        yield from _slope_finding(chain, "vanishing", 1.0)
 
 
 def exploding(evidence: Evidence) -> Iterator[Finding]:
-    """The gradient grows from the output to the input of the main stack.
+    """The gradient grows from the output to the input of a stack.
 
     As `vanishing`, with S < -2 decades.
 
@@ -59,9 +62,10 @@ def exploding(evidence: Evidence) -> Iterator[Finding]:
         evidence: a run at one step.
 
     Yields:
-        At most one finding.
+        At most one finding per stack.
     """
-    yield from _slope_finding(evidence, "exploding", -1.0)
+    for chain in evidence.chains:
+        yield from _slope_finding(chain, "exploding", -1.0)
 
 
 def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Finding]:
@@ -79,7 +83,7 @@ def _slope_finding(evidence: Evidence, rule: str, sign: float) -> Iterator[Findi
         rule,
         Severity.ERROR,
         f"The {worst.title} {'shrinks' if sign > 0 else 'grows'} by a fitted {times(-shape.total)} over "
-        f"{_part(evidence, worst)}: S = {decades(shape.total)} decades, limit "
+        f"{_part(evidence, worst)}{_of_which(evidence)}: S = {decades(shape.total)} decades, limit "
         f"{decades(sign * limit)}{also}{_hidden(evidence, worst, limit)}.{_where(sites, limit)}",
         sites=sites,
         steps=_recent(evidence),
@@ -94,6 +98,12 @@ def _part(evidence: Evidence, profile: NamedProfile) -> str:
     shape = profile.shape
     text = count(shape.covered, evidence.axis.unit)
     return f"{text} of {shape.length:g}, the part that gets a gradient" if shape.is_partial else text
+
+
+def _of_which(chain: Evidence) -> str:
+    """The stack, where the run holds several."""
+    stacks = chain.run.info.stacks
+    return f" of {chain.axis.stack.path}" if chain.axis.stack is not None and len(stacks) > 1 else ""
 
 
 def _hidden(evidence: Evidence, worst: NamedProfile, limit: float) -> str:
@@ -187,7 +197,7 @@ def uniformly_small(evidence: Evidence) -> Iterator[Finding]:
     """
     sizes = evidence.recent("parameter_gradients/rms")
     limit = evidence.thresholds["uniformly_small"]
-    if sizes is None or any(_is_steep(evidence, profile) for profile in evidence.judged):
+    if sizes is None or any(_is_steep(evidence, p) for chain in evidence.chains for p in chain.judged):
         return
     positive = sizes[np.isfinite(sizes) & (sizes > 0)]
     if positive.size == 0 or np.quantile(positive, _NEARLY_ALL) >= limit:

@@ -63,7 +63,7 @@ def _computed_between(paths: Sequence[str], place: int) -> str:
 
 def _unwatched(evidence: Evidence) -> str:
     """Modules without parts that the selection leaves out, the only ones that can have been passed over."""
-    modules = [entry for entry in evidence.run.coverage if entry.what == "module"]
+    modules = [entry for entry in evidence.coverage if entry.what == "module"]
     holders = {entry.path.rpartition(".")[0] for entry in modules}
     left = [entry.path for entry in modules if entry.status == "not_selected" and entry.path not in holders]
     return f"{name_sites(left)}; " if left else ""
@@ -78,9 +78,18 @@ def _loss_finding(loss: BadLoss) -> Finding:
         steps=(loss.steps[0], loss.steps[-1]),
         value=float(len(loss.steps)),
         threshold=0.0,
-        remedy="Look inside the loss: log, sqrt or division near 0 need an epsilon or a clamp, exp overflows, and half "
-        "precision ends at 65504 (compute the loss in float32).",
+        remedy=_OF_NOTHING if loss.of_nothing else _INSIDE,
     )
+
+
+_INSIDE = (
+    "Look inside the loss: log, sqrt or division near 0 need an epsilon or a clamp, exp overflows, and half precision "
+    "ends at 65504 (compute the loss in float32)."
+)
+_OF_NOTHING = (
+    "Every gradient is exactly 0, so the mean was taken over nothing, 0/0: look whether all labels of the batch are "
+    "ignored (ignore_index, -100) or its mask is empty, and leave such batches out."
+)
 
 
 def nonfinite_backward(evidence: Evidence) -> Iterator[Finding]:

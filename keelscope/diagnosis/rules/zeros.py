@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from keelscope.diagnosis.asleep import asleep, explains, zero_sites
 from keelscope.diagnosis.evidence import OUTPUT_GRADIENT, PARAMETER_GRADIENT
 from keelscope.diagnosis.finding import Finding, Severity, name_sites
+from keelscope.diagnosis.losses import bad_loss
 from keelscope.diagnosis.units import is_cut_by_units
 from keelscope.formatting import count
 
@@ -23,9 +24,10 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     Formula: output-gradient RMS, or parameter-gradient norm, equal to 0 on all recent recorded steps. Zero is not
     missing: the graph is connected, but something multiplies by 0. A layer whose gradients underflow is not meant
     (see `vanishing`), nor a branch behind a weight of exactly 0 (see `zero_grad_by_init`, `gate_dead`), nor a model in
-    which a rectifier puts out nothing but 0 (see `dead_units`). Biases alone
+    which a rectifier puts out nothing but 0 (see `dead_units`), nor a loss of NaN over no label (see
+    `nonfinite_forward`). Biases alone
     are only worth knowing: a convolution bias before BatchNorm and a key bias in attention have gradient 0 by
-    construction. ERROR when the input end of the main stack, or most of it, is at 0. With a single recorded step the
+    construction. ERROR when the input end of a stack, or most of it, is at 0. With a single recorded step the
     severity is INFO if the stack is alive or a weight is 0.
 
     Source: None against 0.0 in PyTorch; awslabs smdebug "AllZero".
@@ -38,15 +40,16 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
     Yields:
         One finding for modules and weights, one for biases whose module does receive a gradient.
     """
-    if is_cut_by_units(evidence):
-        return  # one cause, one finding: `dead_units` names these modules
+    loss = bad_loss(evidence)
+    if is_cut_by_units(evidence) or (loss is not None and loss.of_nothing and evidence.step in loss.steps):
+        return  # one cause, one finding: `dead_units` names these modules, or `nonfinite_forward` the loss
     sleepers = asleep(evidence)
     modules = [path for path in zero_sites(evidence, OUTPUT_GRADIENT) if not explains(sleepers, path)]
     silent = [path for path in zero_sites(evidence, PARAMETER_GRADIENT) if not explains(sleepers, path)]
     parameters = [path for path in silent if not _inside(path, modules)]
     biases = [path for path in parameters if path.rpartition(".")[2].endswith("bias")]
     weights = [path for path in parameters if path not in biases]
-    if modules and not any(p.shape.floored for p in evidence.profiles.values()):
+    if modules and not any(p.shape.floored for chain in evidence.chains for p in chain.profiles.values()):
         also = f", and in {_named(weights, 'parameter')} of others" if weights else ""
         last = f"; nearest the loss: {modules[-1]}" if len(modules) > 1 else ""
         statement = f"The output gradient is exactly 0 in {_named(modules, 'module')}{also}{last}."
@@ -64,11 +67,15 @@ def zero_gradient(evidence: Evidence) -> Iterator[Finding]:
 
 def _module_severity(evidence: Evidence, modules: Sequence[str]) -> Severity:
     """ERROR when the gradient of the stack stops there, unless a zero weight at the start explains it."""
-    gradient, layers = evidence.gradient, {site.path for site in evidence.axis.sites}
-    if gradient is None or not gradient.shape.stops or layers.isdisjoint(modules):
+    if not any(_stops_in(chain, modules) for chain in evidence.chains):
         return Severity.WARNING
     weights = [path for path in zero_sites(evidence, "parameters/norm") if not path.endswith("bias")]
     return Severity.WARNING if weights and evidence.steps.size == 1 else Severity.ERROR
+
+
+def _stops_in(chain: Evidence, modules: Sequence[str]) -> bool:
+    gradient = chain.gradient
+    return gradient is not None and gradient.shape.stops and any(site.path in modules for site in chain.axis.sites)
 
 
 def _inside(parameter: str, modules: Sequence[str]) -> bool:
