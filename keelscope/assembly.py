@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from keelscope.calls import terms_of
 from keelscope.containment import warn_once
 from keelscope.observed import observed
 from keelscope.pages import Blocks, Sheet
 from keelscope.probe import Axis, Probe, Tap, group_of
 from keelscope.rows import Observations, RowValues, probe_extents, probe_values
-from keelscope.waiting import Taken, WaitingGroup, may_wait, waiting_group
+from keelscope.waiting import Taken, WaitingGroup, may_wait
 
 if TYPE_CHECKING:
     from keelscope.board import Fetched
@@ -107,8 +108,16 @@ class ClosingRow:
         return {group: waits for group, waits in found.items() if waits is not None}
 
     def _group(self, group: str, probes: Sequence[Probe]) -> WaitingGroup | None:
+        if not all(self._is_with_kernel(probe) for probe in probes):
+            return None
         looks = [(probe, *self._observed(probe)) for probe in probes]
         if any(observations for _, observations, _, _ in looks):
             return None
         taken = [Taken(probe, blocks, self._factor(probe)) for probe, _, _, blocks in looks]
-        return waiting_group(taken, self.axes[group], looks[0][2], self.extents.get(group, {}))
+        return WaitingGroup(tuple(taken), self.axes[group], looks[0][2], self.extents.get(group, {}).copy())
+
+    def _is_with_kernel(self, probe: Probe) -> bool:
+        """Whether the kernel has something for all terms of a probe."""
+        if probe.tap in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT}:
+            return self.sheet.is_filled
+        return all((probe.tap, probe.name, terms) in self.step.dense for terms in terms_of(probe))

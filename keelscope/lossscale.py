@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -84,14 +86,23 @@ class LossScale:
 
 def _calling_scaler() -> GradScaler | None:
     """The scaler whose `step` is calling the optimizer."""
+    codes = _codes()
     frame = sys._getframe(1)
     for _ in range(_CALLERS):
-        if frame.f_globals.get("__name__") == "torch.amp.grad_scaler":
+        if id(frame.f_code) in codes:
             return frame.f_locals.get("self")
         if frame.f_back is None:
             break
         frame = frame.f_back
     return None
+
+
+@cache
+def _codes() -> frozenset[int]:
+    """Identities of the code of a scaler's methods, which live as long as their module."""
+    from torch.amp.grad_scaler import GradScaler
+
+    return frozenset(id(found.__code__) for found in vars(GradScaler).values() if isinstance(found, FunctionType))
 
 
 def any_scaler() -> bool:

@@ -84,6 +84,11 @@ class Sheet:
         self._terms = np.frombuffer(terms).reshape(len(states), 2 * _HALF)  # [site, column]
         self._watches = watches
 
+    @property
+    def is_filled(self) -> bool:
+        """Whether there was a page."""
+        return len(self._terms) > 0
+
     def block(self, probe: Probe, terms: Terms) -> Block | None:
         """Terms of a probe of outputs or of their gradients; None of every other kind."""
         of_output = probe.tap is Tap.OUTPUT

@@ -96,14 +96,15 @@ class SlowPasses:
         """
         unseen, gradients, has_any = [], [], False
         for i in indices:
-            parameter = self._parameters[i]()
-            gradient = None if parameter is None else parameter.grad
-            if gradient is not None:
-                has_any = True
-                if i not in self._stepped and i not in self._states:
-                    unseen.append(i)
-                    gradients.append(gradient)
-                self._stepped.add(i)
+            if i not in self._stepped and i not in self._states:  # what a pass has shown has a gradient
+                parameter = self._parameters[i]()
+                gradient = None if parameter is None else parameter.grad
+                if gradient is None:
+                    continue
+                unseen.append(i)
+                gradients.append(gradient)
+            has_any = True
+            self._stepped.add(i)
         return unseen, gradients, has_any
 
     def rewritten(self, indices: list[int]) -> bool:

@@ -105,7 +105,8 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._scale = LossScale()
         self._recorded = 0
-        self._leading, self._rate = next(iter(optimizers), None), torch.tensor(math.nan)
+        self._leading = next(iter(optimizers), None)
+        self._rate: float | torch.Tensor = math.nan
         self._sightings = Sightings()
         self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
@@ -180,7 +181,8 @@ class Recorder:
         if not closure:
             self.gates.snapshot()
         if optimizer is self._leading:  # now: schedulers change it before the row ends
-            self._rate = torch.as_tensor(optimizer.param_groups[0].get("lr", math.nan), dtype=torch.float64).clone()
+            rate = optimizer.param_groups[0].get("lr", math.nan)
+            self._rate = rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
         self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 

@@ -7,7 +7,7 @@ and `keelscope.store.rows.settle` has them finished in the writer thread.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -19,7 +19,7 @@ from keelscope.containment import warn_once
 from keelscope.pages import Blocks
 from keelscope.probe import Axis, Probe
 
-__all__ = ["Taken", "WaitingGroup", "may_wait", "waiting_group"]
+__all__ = ["Taken", "WaitingGroup", "may_wait"]
 
 _OURS = ("keelscope.", "keelscope_probes")
 _said = SimpleNamespace()
@@ -96,25 +96,6 @@ def may_wait(probe: Probe) -> bool:
     """Whether every statistic of a probe is one of ours, which are finished site by site, from terms of the kernel."""
     own = all(getattr(s.finish, "__module__", "").startswith(_OURS) for s in probe.statistics)
     return own and all(terms.routine is not None for terms in terms_of(probe))
-
-
-def waiting_group(
-    taken: Iterable[Taken], axis: NDArray[np.intp], sites: int, extents: Mapping[str, int]
-) -> WaitingGroup | None:
-    """The group, where the kernel has something for all terms of all probes.
-
-    Args:
-        taken: by probe.
-        axis: see `WaitingGroup`.
-        sites: see `WaitingGroup`.
-        extents: see `WaitingGroup`.
-
-    Returns:
-        The group; None where there is something that it has not seen.
-    """
-    several = tuple(taken)
-    known = all(one.blocks(one.probe, terms) is not None for one in several for terms in terms_of(one.probe))
-    return WaitingGroup(several, axis, sites, dict(extents)) if known else None
 
 
 def _finished(

@@ -188,6 +188,19 @@ static PyObject *passes_take(PyObject *object, PyObject *none) {
     return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;
 }
 
+/* Whether a parameter has a gradient that its optimizer is about to use: one that was noted on this step has. */
+static int is_about_to_step(Passes *self, Py_ssize_t index, PyObject *indices, PyObject *gradients) {
+    Standing *standing = &self->standings[index];
+    if (standing->is_stepped || standing->is_noted) return 1;
+    PyObject *parameter = parameter_of(self, index);
+    PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
+    const int has_gradient = gradient != NULL && gradient != Py_None;
+    if (has_gradient) add_pair(indices, gradients, index, gradient);
+    Py_XDECREF(gradient);
+    Py_XDECREF(parameter);
+    return has_gradient;
+}
+
 /* stepping(indices) -> indices, gradients of those that have one and were not noted since the step began; and whether
    any has one */
 static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
@@ -196,17 +209,11 @@ static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
     int has_any = 0, failed = indices == NULL || gradients == NULL || !PyList_Check(argument);
     for (Py_ssize_t k = 0; !failed && k < PyList_Size(argument); k++) {
         const Py_ssize_t i = PyLong_AsSsize_t(PyList_GetItem(argument, k));
-        PyObject *parameter = i < 0 || i >= self->size ? NULL : parameter_of(self, i);
-        PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
-        if (gradient != NULL && gradient != Py_None) {
-            Standing *standing = &self->standings[i];
+        if (i >= 0 && i < self->size && is_about_to_step(self, i, indices, gradients)) {
+            self->standings[i].is_stepped = 1;
             has_any = 1;
-            if (!standing->is_stepped && !standing->is_noted) failed = add_pair(indices, gradients, i, gradient) < 0;
-            standing->is_stepped = 1;
         }
-        Py_XDECREF(gradient);
-        Py_XDECREF(parameter);
-        failed |= PyErr_Occurred() != NULL;
+        failed = PyErr_Occurred() != NULL;
     }
     if (failed && !PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "stepping() takes a list of indices");
     PyObject *found = failed ? NULL : PyTuple_Pack(3, indices, gradients, has_any ? Py_True : Py_False);
