@@ -28,6 +28,7 @@ __all__ = ["NORMS", "NORM_SPECTRUM", "NORM_TRANSPORT"]
 QUANTILES = (0.1, 0.5, 0.9)
 _EVERY = 10
 """Gains move as slowly as the weights, and cost as much as everything else together: each tenth recorded step."""
+_TOGETHER = 256  # sites whose histograms are looked at at once: of a thousand layers they would be many copies of 6 MB
 _OCTAVE = 8
 _RANGE = 24
 _BINS = 2 * _RANGE * _OCTAVE + 2
@@ -103,7 +104,14 @@ _HISTOGRAM = replace(
 
 def _quantiles(t: Columns) -> NDArray[np.float64]:
     """Gains below which given shares of the rows lie, ``[..., quantile]``; interpolated in log2 inside a bin."""
-    counts = np.stack(list(t.values()), axis=-1)
+    columns = [np.atleast_1d(column) for column in t.values()]
+    starts = range(0, max(1, len(columns[0])), _TOGETHER)
+    parts = [_quantiles_of(np.stack([column[at : at + _TOGETHER] for column in columns], axis=-1)) for at in starts]
+    return np.concatenate(parts).reshape(*next(iter(t.values())).shape, len(QUANTILES))
+
+
+def _quantiles_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``[..., quantile]`` of counts ``[..., bin]``."""
     below = np.cumsum(counts, axis=-1)
     total = below[..., -1:]
     values = []

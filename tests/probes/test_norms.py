@@ -17,6 +17,7 @@ from torch.autograd.functional import jacobian
 
 import keelscope as ks
 from keelscope.models import build
+from keelscope_probes import norms
 from keelscope_probes.norms import NORM_SPECTRUM, NORM_TRANSPORT, NORMS
 
 CASES = Path(__file__).parents[1] / "cases" / "handed"
@@ -331,3 +332,14 @@ def test_case_two_features():
     rms = np.sqrt(np.mean(np.square(spectral)) / 2)
     assert run["norms/jacobian_gain"].values.item() == pytest.approx(rms, rel=1e-4)
     assert run["norms/measured_gain"].values.item() == pytest.approx(want["drop_across_norm"], rel=1e-3)
+
+
+def test_quantiles_of_many_sites_are_those_of_each():
+    counts = np.random.default_rng(0).poisson(0.3, (600, 386)).astype(np.float64)
+    counts[5] = 0.0
+    named = {str(i): counts[:, i] for i in range(386)}
+    together = norms._quantiles(named)
+    apart = [norms._quantiles({name: column[i] for name, column in named.items()}) for i in range(600)]
+    assert together.shape == (600, len(norms.QUANTILES))
+    assert np.array_equal(together, np.stack(apart), equal_nan=True)
+    assert np.isnan(together[5]).all()
