@@ -40,6 +40,8 @@ __all__ = ["IsolatedSource"]
 
 PATIENCE: Final = 10.0
 """Seconds until a reading process that does not answer is ended; more for much data."""
+START: Final = 60.0
+"""Seconds that it may take to start: on a machine with much else to do its imports take long."""
 _SLOWEST: Final = 20e6
 _MAX_STEPS: Final = 2**30
 _ERRORS: Final = {
@@ -94,6 +96,11 @@ class _Reader:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             self.generation += 1
+            try:
+                receive(self._process.stdout.fileno(), 0, START)  # type: ignore[union-attr]
+            except (BrokenFrameError, OSError) as error:
+                self._end()
+                raise _NotStartedError(str(error)) from error
         return self._process
 
     def end(self) -> None:
@@ -111,6 +118,10 @@ class _Reader:
 
 class _LostError(Exception):
     """The reading process that had opened the run is gone."""
+
+
+class _NotStartedError(Exception):
+    """There is no reading process, which is not the fault of any file."""
 
 
 _READER = _Reader()
@@ -245,7 +256,7 @@ class IsolatedSource:
             self._closed = True
             try:
                 _READER.ask({"do": "close", "run": self._run, "generation": self._generation})
-            except (_LostError, BrokenFrameError):
+            except (_LostError, _NotStartedError, BrokenFrameError):
                 return
 
     def _cells(self, group: str, name: str, start: int, stop: int, sites: slice) -> int:
@@ -282,7 +293,7 @@ class IsolatedSource:
             raise UsageError(f"{self._path} was closed; open it again with keelscope.open_run.")
         try:
             return self._judged(*_READER.ask(self._addressed(message), most))
-        except (_LostError, BrokenFrameError):  # perhaps over another file
+        except (_LostError, _NotStartedError, BrokenFrameError):  # perhaps over another file
             self._open()
             return self._checked(self._addressed(message), most)
 
@@ -294,6 +305,11 @@ class IsolatedSource:
             return self._judged(*_READER.ask(message, most))
         except (_LostError, BrokenFrameError) as error:
             raise self._refused(f"HDF5 cannot read it ({error})") from error
+        except _NotStartedError as error:
+            raise RunFileError(
+                f"{self._path} was not read: the process that reads run files did not start ({error}); try again where "
+                f"`{sys.executable} -m keelscope.store.serving` starts within {START:.0f} s."
+            ) from error
 
     def _judged(
         self, answer: dict[str, Any], array: NDArray[np.generic] | None

@@ -99,12 +99,13 @@ def main() -> None:
     for number in (1, 2):  # HDF5 prints what it thinks of a file
         os.dup2(silent, number)
     desk = _Desk()
-    while True:
-        try:
+    try:
+        send(answers, pack({"ready": True}))
+        while True:
             request, _ = receive(0)
             send(answers, desk.answer(request))
-        except (BrokenFrameError, OSError):
-            return
+    except (BrokenFrameError, OSError):
+        return
 
 
 def _bound_memory() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import numpy as np
 import pytest
 
-from keelscope.errors import NotARunFileError, RunNotFoundError, SeriesNotFoundError, UsageError
+from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, SeriesNotFoundError, UsageError
 from keelscope.store import isolated
 from keelscope.store.frames import BrokenFrameError, pack, rebuilt, receive, send
 from keelscope.store.reader import open_run
@@ -80,6 +81,25 @@ def test_a_file_on_which_the_reading_process_hangs_or_dies_is_refused(writer, mo
     with pytest.raises(ProcessLookupError):
         os.kill(first, 0)
     other.close()
+
+
+def test_a_slow_start_is_waited_for_and_none_at_all_is_no_fault_of_the_file(writer, monkeypatch, tmp_path):
+    isolated._READER.end()
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text("import time\ntime.sleep(3)\n")
+    monkeypatch.setattr(isolated, "PATIENCE", 2.5)
+    monkeypatch.setattr("sys.path", [str(tmp_path / "slow"), *sys.path])
+    open_run(writer.path, isolated=True).close()
+    isolated._READER.end()
+    empty = tmp_path / "keelscope"
+    empty.mkdir()
+    (empty / "__init__.py").touch()
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunFileError, match="was not read: the process that reads run files did not start"):
+        open_run(writer.path, isolated=True)
+    monkeypatch.undo()
+    open_run(writer.path, isolated=True).close()
 
 
 def test_errors_are_those_of_the_file(tmp_path):
