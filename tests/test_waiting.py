@@ -39,7 +39,7 @@ class Sometimes(nn.Module):
         return self.last(x) * (math.nan if self.steps == 4 else 1.0)
 
 
-def train(model, path, batch, *, steps=25, scale=1.0, **options):
+def train(model, path, batch, *, steps=13, scale=1.0, **options):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1.0)
     with ks.watch(model, path, optimizer=optimizer, **options) as session:
@@ -61,9 +61,15 @@ CASES = {
 
 
 @compiled
-@pytest.mark.parametrize("scale", [1.0, 1024.0])
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("where", ["file", "memory"])
+@pytest.mark.parametrize(
+    ("case", "scale", "where"),
+    [
+        ("transformer", 1.0, "file"),
+        ("gates", 1024.0, "file"),
+        ("changes", 1.0, "file"),
+        ("changes", 1024.0, "memory"),
+    ],
+)
 def test_rows_that_wait_are_those_that_do_not(case, scale, where, tmp_path, monkeypatch):
     runs = []
     for name in ("waiting", "at once"):
