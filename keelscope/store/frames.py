@@ -139,8 +139,9 @@ def rebuilt(kind: type[_T], value: Any) -> _T:
 
     Example:
         >>> from keelscope.store.schema import Stack
-        >>> rebuilt(Stack, {"path": "h", "kind": "Block", "length": 2, "sublayers": 0, "main": True})
-        Stack(path='h', kind='Block', length=2, sublayers=0, main=True)
+        >>> told = {"path": "h", "kind": "Block", "length": 2, "sublayers": 0, "main": True, "chained": True}
+        >>> rebuilt(Stack, told) == Stack("h", "Block", 2, main=True, chained=True)
+        True
     """
     try:
         return kind(**{name: read(value[name]) for name, read in _readers(typing.cast("Hashable", kind))})
