@@ -269,7 +269,8 @@ def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
     opened, trouble = [], []
 
     def noted(text: str, lost: bool) -> None:
-        if not (lost and "ERR_CONNECTION" in text):
+        closed = "ERR_SOCKET_NOT_CONNECTED" in text  # the browser took a connection up that had just been closed as idle
+        if not closed and not (lost and "ERR_CONNECTION" in text):
             trouble.append(text)
 
     def open_page(query: str = "", *, url: str = site, lost: bool = False, **profile: Any) -> Any:

@@ -299,8 +299,9 @@ def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
     with kit.served(tmp_path) as app, kit.at_port(app) as url:
         page = visit("?step=700&layer=2", url=url)
         text_of(page, "#pooled", "farthest of every 2 recorded steps")
-        page.wait_for_timeout(600)
         text_of(page, "#where", "sub-layer 2, step 700 · long")
+        for name in ("profile", "history"):  # what is read where the cursor rests comes after the pooled values
+            page.wait_for_function(f"keelscope.view.exact('{name}', keelscope.view.runs[0])")
         shown = page.evaluate("10 ** keelscope.view.exact('profile', keelscope.view.runs[0]).levels[1]")
         with open_run(path) as run:
             assert shown == pytest.approx(run["gradients/rms"].of("sublayers.1").at(700)[0], rel=1e-5)
