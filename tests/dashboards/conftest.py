@@ -269,7 +269,7 @@ def visit(browser: Any, desk: Any, site: str) -> Iterator[Callable[..., Any]]:
     opened, trouble = [], []
 
     def noted(text: str, lost: bool) -> None:
-        closed = "ERR_SOCKET_NOT_CONNECTED" in text  # the browser took a connection up that had just been closed as idle
+        closed = "ERR_SOCKET_NOT_CONNECTED" in text  # a connection was taken up that was just closed as idle
         if not closed and not (lost and "ERR_CONNECTION" in text):
             trouble.append(text)
 
