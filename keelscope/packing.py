@@ -96,14 +96,14 @@ class Packing:
 
     def _planned(self, shapes: tuple[torch.Size, ...]) -> _Plan:
         counts = [shape.numel() for shape in shapes]
-        plan, used = _Plan(np.array(counts, dtype=np.float64)), BLOCK
+        plan, used = _Plan(np.array(counts, dtype=np.float64)), 0
         with plainly():
             buffer = torch.from_numpy(self._wide)
             for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
                 if count > BLOCK:
                     plan.long.append(i)
                     continue
-                if used + count > BLOCK:
+                if not plan.loads or used + count > BLOCK:
                     used = 0
                     plan.loads.append(_Load())
                 plan.loads[-1].tensors.append(i)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from torch import nn
 
@@ -22,6 +23,7 @@ from keelscope.topology import LiveGraph, Places, Topology
 
 __all__ = ["ResidualHooks"]
 
+_ROUTES = "routes of gradients"
 _Name = tuple[str, int]
 _Due = list[tuple[Probe, tuple[tuple[tuple[str, Terms], Terms], ...]]]
 
@@ -81,8 +83,10 @@ class ResidualHooks:
         """Get ready for graphs of another shape."""
         self._names = _names(topology)
         self._owners = [self._norm(sublayer.norm_after) for sublayer in topology.sublayers]
-        follows = live.graph is not None and any(probe.tap is Tap.RESIDUAL_GRADIENTS for probe in self.probes)
-        self._routes = Routes(live.graph, live.places) if follows and live.graph is not None else None
+        follows = any(probe.tap is Tap.RESIDUAL_GRADIENTS for probe in self.probes)
+        if follows and live.graph is not None:
+            live.places.worked_out[_ROUTES] = Routes(live.graph, live.places)
+        self._routes = cast("Routes | None", live.places.worked_out.get(_ROUTES))
         self._places = live.places
 
     def end(self) -> None:

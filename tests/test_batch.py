@@ -53,3 +53,11 @@ def test_what_does_not_lie_in_host_memory_is_left():
     rows, left = Packing().pack_all(Routine.SQUARES, several)
     assert rows[0].tolist() == [2, 2]
     assert left == [1, 2, 3]
+
+
+@pytest.mark.parametrize("routine", [Routine.SQUARES, Routine.MOMENTS])
+def test_empty_tensors_are_packed_wherever_they_stand(routine):
+    for several in ([torch.empty(0), torch.ones(3)], [torch.ones(3), torch.empty(0)], [torch.empty(0)]):
+        rows, left = Packing().pack_all(routine, several)
+        assert rows[:, 0].tolist() == [tensor.numel() for tensor in several]
+        assert left == []

@@ -7,7 +7,7 @@ backward pass is over.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -82,6 +82,8 @@ class Places:
     """Sums that take the branches of sub-layers up into another stream."""
     recipes: tuple[Recipe | None, ...]
     """For each of the sub-layers, how to get at its operands."""
+    worked_out: dict[str, object] = field(default_factory=dict)
+    """What others have worked out on the first graph of this shape, for those that come later."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -129,6 +129,27 @@ def test_a_graph_that_changes_from_step_to_step(how):
     compare(stack(), [ways(), ways(), ways((1, how)), ways((1, how)), ways((2, how)), ways(), ways((0, how), (3, how))])
 
 
+@pytest.mark.parametrize("lengths", [(5, 7, 5, 7, 5, 7), (5, 5, 7, 7, 5, 5, 7), (5, 6, 5, 7, 6, 5, 6)])
+@pytest.mark.usefixtures("_kernel")
+def test_shapes_that_come_back(lengths):
+    """As with batches of several lengths; what was planned for each of them is still there."""
+
+    def cut(length: int) -> Callable[[Stack], torch.Tensor]:
+        return lambda _: torch.randint(0, 20, (2, length), generator=torch.Generator().manual_seed(length))
+
+    compare(stack(), [cut(length) for length in lengths])
+
+
+def test_training_and_evaluation_mode_in_turn():
+    def train(model: Stack) -> None:
+        model.train()
+
+    def evaluate(model: Stack) -> None:
+        model.eval()
+
+    compare(stack(), [train, evaluate] * 4)
+
+
 def test_other_numbers_in_the_same_graph():
     def weighted(weight: float) -> Callable[[Stack], None]:
         def change(model: Stack) -> None:
