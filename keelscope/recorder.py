@@ -36,12 +36,7 @@ from keelscope.parameters import ParameterHooks
 from keelscope.probe import Axis, Probe, Tap, fits_site, seeks
 from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
-from keelscope.rows import (
-    RowValues,
-    module_calls,
-    parameter_calls,
-    total_norm,
-)
+from keelscope.rows import RowValues, module_calls, parameter_calls, total_norm
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import CoverageEntry, RunLayout, Site

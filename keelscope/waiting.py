@@ -21,7 +21,7 @@ from keelscope.probe import Axis, Probe
 
 __all__ = ["Taken", "WaitingGroup", "may_wait"]
 
-_OURS = ("keelscope.", "keelscope_probes")
+_OURS = ("keelscope.", "keelscope_probes.")
 _said = SimpleNamespace()
 
 

@@ -142,13 +142,31 @@ static void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
     self->seconds += now() - start;
 }
 
+/* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
+static int stands_still(Passes *self, Py_ssize_t index, int *has_gradient) {
+    if (index < 0 || index >= self->size || !self->standings[index].is_noted) return -1;
+    PyObject *parameter = parameter_of(self, index);
+    if (parameter == NULL) return -1;
+    Standing now;
+    PyObject *gradient = stand(parameter, &now);
+    const int still = now.gradient == self->standings[index].gradient && now.version == self->standings[index].version;
+    *has_gradient = gradient != NULL;
+    Py_XDECREF(gradient);
+    Py_DECREF(parameter);
+    return still;
+}
+
 /* Of one reached parameter: the running gradient, unless it has been summed or its optimizer has stepped. */
 static int take_one(Passes *self, Py_ssize_t index, PyObject *summed, PyObject *indices, PyObject *gradients) {
     Standing *standing = &self->standings[index];
     if (standing->is_summed && !standing->is_stepped) {
-        if (self->first < 0) self->first = index;
+        int has_gradient = 0;
         standing->is_noted = 1;
-        return add_pair(summed, NULL, index, NULL);
+        if (stands_still(self, index, &has_gradient) == 1) {
+            if (self->first < 0) self->first = index;
+            return add_pair(summed, NULL, index, NULL);
+        }
+        standing->is_noted = 0; /* changed since, by a hook of another tensor or module: read as it is now */
     }
     PyObject *parameter = parameter_of(self, index);
     PyObject *gradient = parameter == NULL || standing->is_stepped ? NULL : stand(parameter, standing);
@@ -220,20 +238,6 @@ static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
     Py_XDECREF(indices);
     Py_XDECREF(gradients);
     return found;
-}
-
-/* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
-static int stands_still(Passes *self, Py_ssize_t index, int *has_gradient) {
-    if (index < 0 || index >= self->size || !self->standings[index].is_noted) return -1;
-    PyObject *parameter = parameter_of(self, index);
-    if (parameter == NULL) return -1;
-    Standing now;
-    PyObject *gradient = stand(parameter, &now);
-    const int still = now.gradient == self->standings[index].gradient && now.version == self->standings[index].version;
-    *has_gradient = gradient != NULL;
-    Py_XDECREF(gradient);
-    Py_DECREF(parameter);
-    return still;
 }
 
 static PyObject *passes_rewritten(PyObject *object, PyObject *argument) {

@@ -291,6 +291,30 @@ def test_gradients_are_summed_when_they_arrive_where_nobody_can_change_them(kind
 
 
 @compiled
+@pytest.mark.parametrize("change", ["in place", "replaced", "taken away"])
+def test_a_gradient_that_changes_later_in_the_pass_is_read_when_it_ends(change):
+    early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    _, (quick, _) = both([early, late])
+    quick.summing = 1
+    for i, parameter in enumerate((early, late)):
+        parameter.register_post_accumulate_grad_hook(quick.mark(i))
+
+    def meddle(_):
+        assert early.grad is not None, "it has been accumulated"
+        if change == "in place":
+            early.grad.mul_(0.5)
+        else:
+            early.grad = early.grad * 0.5 if change == "replaced" else None
+
+    late.register_hook(meddle)
+    (early * (late * 1.0)).sum().backward()
+    reached, summed, _, indices, gradients = quick.take()
+    assert (reached, summed) == ([0, 1], [1])
+    assert indices == ([] if change == "taken away" else [0])
+    assert all(gradient is early.grad for gradient in gradients)
+
+
+@compiled
 def test_wrong_indices_are_refused():
     _, (quick, _) = both([nn.Parameter(torch.ones(2))])
     for name in ("stepping", "rewritten"):
