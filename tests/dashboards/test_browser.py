@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,14 @@ def site(kit: ModuleType, three_runs: Any) -> Iterator[str]:
 def text_of(page: Any, selector: str, wanted: str) -> None:
     """Wait until an element says something."""
     playwright.expect(page.locator(selector)).to_contain_text(wanted, timeout=WAIT)
+
+
+def holds(page: Any, expression: str) -> None:
+    """Wait until an expression is true; the page's own polling would need the eval that its policy refuses."""
+    end = time.monotonic() + WAIT / 1000
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, expression
+        page.wait_for_timeout(50)
 
 
 def click_at(page: Any, chart: str, x: float, y: float) -> None:
@@ -301,7 +310,7 @@ def test_a_long_run_is_pooled_and_exact_where_the_cursor_rests(
         text_of(page, "#pooled", "farthest of every 2 recorded steps")
         text_of(page, "#where", "sub-layer 2, step 700 · long")
         for name in ("profile", "history"):  # what is read where the cursor rests comes after the pooled values
-            page.wait_for_function(f"keelscope.view.exact('{name}', keelscope.view.runs[0])")
+            holds(page, f"!!keelscope.view.exact('{name}', keelscope.view.runs[0])")
         shown = page.evaluate("10 ** keelscope.view.exact('profile', keelscope.view.runs[0]).levels[1]")
         with open_run(path) as run:
             assert shown == pytest.approx(run["gradients/rms"].of("sublayers.1").at(700)[0], rel=1e-5)
