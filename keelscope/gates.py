@@ -99,8 +99,9 @@ class GateHooks:
         """
         self.end()
         self._weights, self._gradients, self._raw = {}, {}, {}
-        self.modules.every = self.every
-        self.modules.begin(step.of_gates())
+        if self._listened or not self._is_settled:
+            self.modules.every = self.every
+            self.modules.begin(step.of_gates())
 
     def end(self) -> None:
         """Take the hooks off the graph."""

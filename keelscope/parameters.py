@@ -47,6 +47,10 @@ class ParameterHooks:
         self._placed: list[tuple[dict[Hashable, Hashable], Hashable]] = []
         """Dictionaries of hooks, and the key of ours in each."""
         self.hooked: set[int] = set()
+        self.hookings = 0
+        """How often a parameter came to them."""
+        self._sums: bool | None = None
+        """Whether sums of squares are all that is due of gradients; None where that is not known yet."""
         self._in_closure = False
         self.has_stepped = False
         """Whether an optimizer used a gradient on this step."""
@@ -69,7 +73,7 @@ class ParameterHooks:
 
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
-        self._bulk.every = every
+        self._bulk.every, self._sums = every, None
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
@@ -78,10 +82,11 @@ class ParameterHooks:
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
         self._bulk.show(probes, indices)
+        self._sums = None
 
     def attach(self) -> None:
         """Hook every trainable parameter; doing so twice changes nothing."""
-        if not self._bulk.has(Tap.PARAMETER_GRADIENT):
+        if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
         for reference in self._parameters:
             parameter = reference()
@@ -111,13 +116,16 @@ class ParameterHooks:
     def begin(self, step: StepRecord) -> None:
         """Start a step; what follows goes to its record."""
         self._step = step
-        alone = place()[1] == 1  # other ranks change gradients later in the pass
-        of_squares = alone and not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
-        self._passes.summing = int(of_squares)
         self._passes.begin()
         self.has_stepped = False
         self._weighed.clear()
         self._owned_now.clear()
+
+    def choose_sums(self) -> None:
+        """Tell the kernel whether to sum gradients when they arrive: other ranks change them later in the pass."""
+        if self._sums is None:
+            self._sums = not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
+        self._passes.summing = int(self._sums and place()[1] == 1)
 
     @contained
     def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
@@ -178,6 +186,7 @@ class ParameterHooks:
         if not trainable or not parameter.is_leaf or id(parameter) in self.hooked:
             return
         self.hooked.add(id(parameter))
+        self.hookings += 1
         i = self._index[id(parameter)]
         self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
