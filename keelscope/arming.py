@@ -166,7 +166,7 @@ class Arming:
 
     def see_all(self, step: int, scalars: Mapping[str, float]) -> None:
         """Judge the numbers that the watch itself has of a recorded step."""
-        for name, value in scalars.items():
+        for name, value in scalars.items() if self._past else ():
             self.see(step, name, value)
 
     def scalars(self, step: int) -> dict[str, float]:

@@ -18,7 +18,7 @@ from keelscope.observed import observed
 from keelscope.pages import Blocks, Sheet
 from keelscope.probe import Axis, Probe, Tap, group_of
 from keelscope.rows import Observations, RowValues, probe_extents, probe_values
-from keelscope.waiting import Taken, WaitingGroup, may_wait
+from keelscope.waiting import Frame, WaitingGroup, may_wait
 
 if TYPE_CHECKING:
     from keelscope.board import Fetched
@@ -113,8 +113,9 @@ class ClosingRow:
         looks = [(probe, *self._observed(probe)) for probe in probes]
         if any(observations for _, observations, _, _ in looks):
             return None
-        taken = [Taken(probe, blocks, self._factor(probe)) for probe, _, _, blocks in looks]
-        return WaitingGroup(tuple(taken), self.axes[group], looks[0][2], self.extents.get(group, {}).copy())
+        _, _, sites, blocks = looks[0]  # all probes of a group look along the same axis
+        frame = Frame(tuple(probes), self.axes[group], sites, self.extents.get(group, {}).copy())
+        return WaitingGroup(frame, blocks, tuple(map(self._factor, probes)))
 
     def _is_with_kernel(self, probe: Probe) -> bool:
         """Whether the kernel has something for all terms of a probe."""

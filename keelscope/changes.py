@@ -16,7 +16,7 @@ from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 __all__ = ["Tree", "left", "merged"]
 
 _Entry = tuple[Any, ...]
-"""A module; its children, and the identities of its parameters, which compare entry by entry."""
+"""Of a module: its children, and the identities of its parameters, which compare entry by entry."""
 
 
 class Tree:
@@ -27,7 +27,8 @@ class Tree:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._known = _entries(model)
+        self._modules = list(model.modules())
+        self._known = _entries(self._modules)
 
     def changed(self, model: nn.Module) -> bool:
         """Whether a module or parameter came, went or was replaced since; asked at every recorded step.
@@ -38,12 +39,10 @@ class Tree:
         Returns:
             The answer.
         """
-        changed = kernel.tree_changed(self._known)
-        if changed is None:  # one list: asked at every recorded step, of every module
-            changed = any([_entry(known[0]) != known for known in self._known])  # noqa: C419
-        if not changed:
+        if _entries(self._modules) == self._known:
             return False
-        self._known = _entries(model)
+        self._modules = list(model.modules())
+        self._known = _entries(self._modules)
         return True
 
 
@@ -93,9 +92,10 @@ def _gone(watched: WatchedParameter) -> WatchedParameter:
     return WatchedParameter(empty, nn.Identity(), watched.site)
 
 
-def _entries(model: nn.Module) -> list[_Entry]:
-    return [_entry(module) for module in model.modules()]
+def _entries(modules: list[nn.Module]) -> bytes | list[_Entry]:
+    packed = kernel.tree_of(modules)
+    return [_entry(module) for module in modules] if packed is None else packed
 
 
 def _entry(module: nn.Module) -> _Entry:
-    return module, *module._modules.values(), *map(id, module._parameters.values())
+    return len(module._modules), *module._modules.values(), *map(id, module._parameters.values())

@@ -49,8 +49,8 @@ class GateHooks:
         self, plan: SitePlan, probes: Sequence[Probe], record_for: Callable[[bool | None], StepRecord]
     ) -> None:
         self.probes = tuple(probe for probe in probes if probe.tap.axis is Axis.GATE)
-        self.every: Callable[[Probe], bool] = _always
-        """Whether a probe records on this step."""
+        self._every: Callable[[Probe], bool] = _always
+        self._weighs = any(probe.tap is Tap.GATE for probe in self.probes)
         self.gates: tuple[ResidualGate, ...] = ()
         """What was found; complete after the first row."""
         self.modules = ModuleHooks((), (), lambda enabled: record_for(enabled).of_gates())
@@ -65,6 +65,16 @@ class GateHooks:
         self._is_settled = False
         if self.probes:
             self._listen(declared_gates(plan))
+
+    @property
+    def every(self) -> Callable[[Probe], bool]:
+        """Whether a probe records on this step."""
+        return self._every
+
+    @every.setter
+    def every(self, every: Callable[[Probe], bool]) -> None:
+        self._every = every
+        self._weighs = any(probe.tap is Tap.GATE and every(probe) for probe in self.probes)
 
     @property
     def gradient_probes(self) -> tuple[Probe, ...]:
@@ -99,8 +109,9 @@ class GateHooks:
         """
         self.end()
         self._weights, self._gradients, self._raw = {}, {}, {}
-        self.modules.every = self.every
-        self.modules.begin(step.of_gates())
+        if self._listened or not self._is_settled:
+            self.modules.every = self.every
+            self.modules.begin(step.of_gates())
 
     def end(self) -> None:
         """Take the hooks off the graph."""
@@ -144,7 +155,7 @@ class GateHooks:
 
     def snapshot(self) -> None:
         """Keep the parameters as the step uses them; called before an optimizer changes them, once or more."""
-        if self._raw or not any(probe.tap is Tap.GATE and self.every(probe) for probe in self.probes):
+        if self._raw or not self._weighs:
             return
         wanted = {i: self._plan.parameters[i].parameter for i in self.parameters}
         ready = {i: p.detach() for i, p in wanted.items() if not isinstance(p, UninitializedParameter)}

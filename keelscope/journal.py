@@ -36,6 +36,8 @@ _LONGEST = 128
 STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 
 Values = Mapping[str, Mapping[str, NDArray[np.float64]]]
+_Pending = tuple[Values, Mapping[str, NDArray[np.bool_]], Mapping[str, Later]]
+_NOTHING: _Pending = ({}, {}, {})
 
 
 class Journal:
@@ -55,9 +57,10 @@ class Journal:
     def __init__(self, path: str | Path | None, exists: str, pace: Pace | None = None) -> None:
         self._path, self._exists, self._pace = path, exists, pace
         self._writer: RunWriter | MemoryWriter | None = None
-        self._values: dict[int, tuple[Values, Mapping[str, NDArray[np.bool_]], Mapping[str, Later]]] = {}
+        self._values: dict[int, _Pending] = {}
         self._scalars: dict[int, dict[str, float]] = {}
         self._known: tuple[str, ...] = ()
+        self._names_known: frozenset[str] = frozenset()
         self._drawn: RunLayout
         self._spare: set[int] = set()
         self._written = self._due = -1
@@ -73,9 +76,10 @@ class Journal:
             return expected(Path(self._path).expanduser().absolute(), self._exists)
         return self._writer.path if isinstance(self._writer, RunWriter) else None
 
-    def has(self, step: int, name: str) -> bool:
-        """Whether the step already has that scalar, or is written."""
-        return step <= self._written or name in self._scalars.get(step, {})
+    def lacks(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+        """Those scalars that the step does not have yet; none if it is written."""
+        there = scalars if step <= self._written else self._scalars.get(step)
+        return {name: value for name, value in scalars.items() if name not in there} if there else scalars
 
     def takes(self, name: str) -> bool:
         """Whether a scalar of that name can still be stored: new names cost a part of the file each time."""
@@ -86,8 +90,15 @@ class Journal:
         if step <= self._written:
             self._warn_late(step, scalars)
             return
-        self._scalars.setdefault(step, {}).update(scalars)
-        self._clock.setdefault(step, time.monotonic() - self._start)
+        if step in self._scalars:
+            self._scalars[step] |= scalars
+        else:
+            self._scalars[step] = dict(scalars)
+        self._note_time(step)
+
+    def _note_time(self, step: int) -> None:
+        if step not in self._clock:
+            self._clock[step] = time.monotonic() - self._start
 
     def add(
         self,
@@ -105,7 +116,7 @@ class Journal:
         if not kept:
             self._spare.add(step)
         self._values[step] = values, observed or {}, later or {}
-        self._clock.setdefault(step, time.monotonic() - self._start)
+        self._note_time(step)
 
     def flush(self, before: int) -> None:
         """Hand every pending row of a step below `before` to the writer, in order; the last `hold` of them wait.
@@ -129,16 +140,22 @@ class Journal:
     def _write(self, before: int) -> None:
         if self._writer is None and not self._values:
             return
-        for step in sorted(step for step in {*self._values, *self._scalars} if self._written < step < before):
+        alone = len(self._scalars) == 1 and self._values.keys() <= self._scalars.keys()  # as nearly always
+        pending = list(self._scalars) if alone else sorted({*self._values, *self._scalars})
+        for step in pending:
+            if not self._written < step < before:
+                continue
             scalars = self._scalars.pop(step, {})
             writer = self._writer or self._create(step, scalars)
-            self._widen(writer, scalars)
-            known = {name: value for name, value in scalars.items() if name in self._known}
-            values, observed, later = self._values.pop(step, ({}, {}, {}))
+            if self._stale or not scalars.keys() <= self._names_known:
+                self._widen(writer, scalars)
+                scalars = {name: value for name, value in scalars.items() if name in self._names_known}
+            values, observed, later = self._values.pop(step, _NOTHING)
             if step in self._spare:
                 self._spare.remove(step)
-                values, observed, later = {}, {}, {}
-            writer.append(fitted(Row(step, self._clock.pop(step), values, known, observed, later), self._drawn))
+                values, observed, later = _NOTHING
+            row = Row(step, self._clock.pop(step), values, scalars, observed, later)
+            writer.append(fitted(row, self._drawn) if values else row)
             self._written = step
 
     def redraw(self) -> None:
@@ -178,7 +195,7 @@ class Journal:
         return self._opened
 
     def _create(self, step: int, scalars: Mapping[str, float]) -> RunWriter | MemoryWriter:
-        self._known = (*STANDARD_SCALARS, *self._names(scalars, STANDARD_SCALARS))
+        self._know((*STANDARD_SCALARS, *self._names(scalars, STANDARD_SCALARS)))
         drawn = self.layout(self._known)
         self._drawn = replace(drawn, part=replace(drawn.part, first_step=step))
         path = self._path
@@ -186,19 +203,23 @@ class Journal:
         return self._writer
 
     def _widen(self, writer: RunWriter | MemoryWriter, scalars: Mapping[str, float]) -> None:
-        """Names that come late, all that are known of at once."""
-        if self._full or (scalars.keys() <= set(self._known) and not self._stale):
+        """Names that come late, all that are known of at once, or sites."""
+        if self._full:
             return
         known = (*self._known, *self._names(scalars, self._known))
         drawn = replace(wider(self._drawn, self.layout(known)) if self._stale else self._drawn, scalars=known)
         self._stale = False
         if writer.change(drawn):
-            self._known, self._drawn, self._opened = known, drawn, None
+            self._know(known)
+            self._drawn, self._opened = drawn, None
         else:
             self._full = True
             why = "too many names came late, and those that come from now on are left out without a word."
             message = f"{sorted(scalars.keys() - set(self._known)) or 'New sites'} are not recorded: {why}"
             warnings.warn(message, RecordingWarning, stacklevel=4)
+
+    def _know(self, names: tuple[str, ...]) -> None:
+        self._known, self._names_known = names, frozenset(names)
 
     def _names(self, scalars: Mapping[str, float], known: Iterable[str]) -> list[str]:
         pending = (name for logged in (scalars, *self._scalars.values()) for name in logged)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import weakref
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import IntEnum
@@ -32,6 +33,7 @@ __all__ = [
     "Routine",
     "call_noter",
     "hang_hooks",
+    "identities",
     "is_compiled",
     "measure",
     "measure_all",
@@ -45,7 +47,7 @@ __all__ = [
     "residual_sums",
     "residual_weight",
     "same_nodes",
-    "tree_changed",
+    "tree_of",
 ]
 
 SWITCH = "KEELSCOPE_KERNEL"
@@ -302,13 +304,26 @@ def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]])
     return None if _native is None else _native.Passes(owner, parameters)
 
 
-def tree_changed(entries: list[tuple[Any, ...]]) -> bool | None:
-    """Whether modules or parameters of a model came, went or were replaced.
+def tree_of(modules: list[nn.Module]) -> bytes | None:
+    """What modules consist of.
 
     Args:
-        entries: of each module: itself, and its children followed by the identities of its parameters.
+        modules: the modules.
 
     Returns:
-        The answer; None where only Python can tell.
+        Identities of the children and parameters of each, packed; None where only Python can tell.
     """
-    return None if _native is None else _native.tree_changed(entries)
+    return None if _native is None else _native.tree_of(modules)
+
+
+def identities(objects: list[Any]) -> bytes:
+    """Identities of the entries of a list.
+
+    Args:
+        objects: the list.
+
+    Returns:
+        They, packed: equal to what another list gives if that holds the same objects.
+    """
+    packed = None if _native is None else _native.identities(objects)
+    return array("Q", map(id, objects)).tobytes() if packed is None else packed

@@ -60,7 +60,7 @@ def dense_block(dense: Mapping[tuple[Tap, str, Terms], Dense]) -> Blocks:
         found = dense.get((probe.tap, probe.name, terms))
         if found is None:
             return None
-        sites = np.flatnonzero(found.seen)
+        (sites,) = found.seen.nonzero()
         return Block(sites, found.rows if len(sites) == len(found.rows) else found.rows[sites])
 
     return block
@@ -75,26 +75,38 @@ class Sheet:
     """
 
     def __init__(self, step: StepRecord, watches: Callable[[Probe], NDArray[np.bool_]]) -> None:
-        seen, terms = step.page.take() if step.page is not None else (b"", b"")
-        states = np.frombuffer(seen, dtype=np.uint8)  # [site]
-        self.called: NDArray[np.bool_] = (states & _CALLED) != 0
-        """``[site]``."""
-        self.reached: NDArray[np.bool_] = (states & _ARRIVED) != 0
-        """``[site]``: whether a gradient is there."""
-        self._terms = np.frombuffer(terms).reshape(len(states), 2 * _HALF)  # [site, column]
+        self.seen, self._terms = step.page.take() if step.page is not None else (b"", b"")
+        """What the kernel says of each site."""
         self._watches = watches
+
+    @property
+    def called(self) -> NDArray[np.bool_]:
+        """``[site]``."""
+        return _holds(self.seen, _CALLED)
+
+    @property
+    def reached(self) -> NDArray[np.bool_]:
+        """``[site]``: whether a gradient is there."""
+        return _holds(self.seen, _ARRIVED)
 
     @property
     def is_filled(self) -> bool:
         """Whether there was a page."""
-        return len(self._terms) > 0
+        return bool(self.seen)
 
     def block(self, probe: Probe, terms: Terms) -> Block | None:
         """Terms of a probe of outputs or of their gradients; None of every other kind."""
         of_output = probe.tap is Tap.OUTPUT
-        if terms.routine is None or not len(self._terms) or not (of_output or probe.tap is Tap.OUTPUT_GRADIENT):
+        if terms.routine is None or not self.seen or not (of_output or probe.tap is Tap.OUTPUT_GRADIENT):
             return None
         columns = _COLUMNS[terms.routine, of_output]
         seen = self.called if of_output else self.reached
-        sites = np.flatnonzero(seen & self._watches(probe)[: len(seen)])
-        return Block(sites, self._terms[sites, columns])
+        (sites,) = (seen & self._watches(probe)[: len(seen)]).nonzero()
+        rows = np.frombuffer(self._terms).reshape(len(seen), 2 * _HALF)  # [site, column]
+        return Block(sites, rows[sites, columns])
+
+
+def _holds(states: bytes, flag: int) -> NDArray[np.bool_]:
+    """``[site]``."""
+    found: NDArray[np.bool_] = (np.frombuffer(states, dtype=np.uint8) & flag) != 0
+    return found

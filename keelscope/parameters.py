@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from keelscope import kernel
 from keelscope.bulk import Bulk
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
@@ -34,6 +36,18 @@ _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Due:
+    """What is looked at on steps of the same probes."""
+
+    sums: bool
+    """Whether sums of squares are all that is taken from gradients."""
+    weights: bool
+    used: bool
+    """Whether gradients are measured as the optimizer uses them."""
+    updates: bool
+
+
 class ParameterHooks:
     """Hooks over the parameters of one model, filling the record of the open step."""
 
@@ -47,12 +61,15 @@ class ParameterHooks:
         self._placed: list[tuple[dict[Hashable, Hashable], Hashable]] = []
         """Dictionaries of hooks, and the key of ours in each."""
         self.hooked: set[int] = set()
+        self.hookings = 0
+        """How often a parameter came to them."""
+        self._due: _Due | None = None
         self._in_closure = False
         self.has_stepped = False
         """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
-        self._owned: dict[int, tuple[list[int], list[int]]] = {}
+        self._owned: dict[int, tuple[list[bytes], list[int]]] = {}
         self._owned_now: dict[int, list[int]] = {}
         self._weighed: set[int] = set()
         self._step = StepRecord()
@@ -69,7 +86,7 @@ class ParameterHooks:
 
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
-        self._bulk.every = every
+        self._bulk.every, self._due = every, None
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
@@ -78,10 +95,11 @@ class ParameterHooks:
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
         self._bulk.show(probes, indices)
+        self._due = None
 
     def attach(self) -> None:
         """Hook every trainable parameter; doing so twice changes nothing."""
-        if not self._bulk.has(Tap.PARAMETER_GRADIENT):
+        if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
         for reference in self._parameters:
             parameter = reference()
@@ -111,13 +129,23 @@ class ParameterHooks:
     def begin(self, step: StepRecord) -> None:
         """Start a step; what follows goes to its record."""
         self._step = step
-        alone = place()[1] == 1  # other ranks change gradients later in the pass
-        of_squares = alone and not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
-        self._passes.summing = int(of_squares)
         self._passes.begin()
         self.has_stepped = False
         self._weighed.clear()
         self._owned_now.clear()
+
+    def choose_sums(self) -> None:
+        """Tell the kernel whether to sum gradients when they arrive: other ranks change them later in the pass."""
+        self._passes.summing = int(self._now.sums and place()[1] == 1)
+
+    @property
+    def _now(self) -> _Due:
+        """What is due, looked up when that changes."""
+        if self._due is None:
+            sums = not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
+            after = self._bulk.has(Tap.STEP_GRADIENT), self._bulk.has(Tap.UPDATE)
+            self._due = _Due(sums, self._bulk.is_due(Tap.PARAMETER), *after)
+        return self._due
 
     @contained
     def before_step(self, optimizer: Optimizer, *, closure: bool = False) -> None:
@@ -129,13 +157,16 @@ class ParameterHooks:
         """
         start = time.perf_counter()
         self._in_closure = closure
-        owned = self._of(optimizer)
-        self._weigh(owned)
+        owned, due = self._of(optimizer), self._now
+        if due.weights:
+            self._weigh(owned)
         if not closure:
-            self._keep_gradients(*self._stepping(owned))
-            if self._bulk.has(Tap.STEP_GRADIENT):
+            unseen, gradients = self._stepping(owned)
+            if unseen:
+                self._keep_gradients(unseen, gradients)
+            if due.used:
                 self._measure_used(owned)
-        if self._bulk.has(Tap.UPDATE):
+        if due.updates:
             self._before |= {i: p.detach().clone() for i in owned if (p := self._parameters[i]()) is not None}
         self.seconds += time.perf_counter() - start
 
@@ -157,7 +188,10 @@ class ParameterHooks:
 
     def rewritten(self, optimizer: Optimizer) -> bool:
         """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
-        return self._passes.rewritten(self._of(optimizer)[:_SAMPLE])
+        owned = self._of(optimizer)
+        if len(owned) == len(self._parameters) and self._passes.untouched():
+            return False  # unscaling changes all gradients of an optimizer
+        return self._passes.rewritten(owned[:_SAMPLE])
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
@@ -165,7 +199,8 @@ class ParameterHooks:
 
     def measure_weights(self) -> None:
         """Measure parameters no backward pass has reached, at the end of a step."""
-        self._weigh(range(len(self._parameters)))
+        if self._now.weights:
+            self._weigh(range(len(self._parameters)))
 
     def _stepping(self, owned: list[int]) -> tuple[list[int], list[Tensor]]:
         """An optimizer uses the gradients that there are."""
@@ -178,6 +213,7 @@ class ParameterHooks:
         if not trainable or not parameter.is_leaf or id(parameter) in self.hooked:
             return
         self.hooked.add(id(parameter))
+        self.hookings += 1
         i = self._index[id(parameter)]
         self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
@@ -245,7 +281,7 @@ class ParameterHooks:
 
     def _weigh(self, indices: Iterable[int]) -> None:
         """Measure parameters not yet measured on this step."""
-        if not self._bulk.is_due(Tap.PARAMETER):
+        if not self._now.weights:
             return
         fresh = [(i, p) for i in indices if i not in self._weighed and (p := self._parameters[i]()) is not None]
         ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
@@ -265,11 +301,11 @@ class ParameterHooks:
         now = self._owned_now.get(id(optimizer))
         if now is not None:
             return now
-        identities = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        identities = [kernel.identities(group["params"]) for group in optimizer.param_groups]
         known = self._owned.get(id(optimizer))
         if known is None or known[0] != identities:
-            known = identities, [self._index[one] for one in identities if one in self._index]
-            self._owned[id(optimizer)] = known
+            held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+            known = self._owned[id(optimizer)] = identities, [self._index[one] for one in held if one in self._index]
         self._owned_now[id(optimizer)] = known[1]
         return known[1]
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 
+from keelscope.agenda import Agenda, Agendas
 from keelscope.assembly import ClosingRow
 from keelscope.axes import lay_axes, longer, usable
 from keelscope.board import Fetched
@@ -99,7 +100,9 @@ class Recorder:
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._scale = LossScale()
-        self._recorded = 0
+        self._recorded = self._grown = 0
+        self._agenda: Agenda | None = None
+        self._agendas = Agendas(self.probes)
         self._leading = next(iter(optimizers), None)
         self._rate: float | torch.Tensor = math.nan
         self._sightings = Sightings()
@@ -111,10 +114,12 @@ class Recorder:
         if self._recorded and not self._sharded and self._tree.changed(self._paths[""]):
             self._grow()
         self.current, self.following = self.following, StepRecord()
-        due = {probe.name for probe in self.probes if self._recorded % probe.every == 0}
-        self.parameters.every = lambda probe: probe.name in due
+        agenda = self._agendas.at(self._recorded)
+        if agenda is not self._agenda:
+            self._agenda = agenda
+            self.parameters.every = self.modules.every = self.residuals.every = self.gates.every = agenda.every
         self.parameters.begin(self.current)
-        self.modules.every = self.residuals.every = self.gates.every = self.parameters.every
+        self.parameters.choose_sums()
         self.modules.begin(self.current)
         self.residuals.begin()
         self.gates.begin(self.current)
@@ -128,6 +133,8 @@ class Recorder:
         """The model has changed: watch what it consists of now, and give what is new a place."""
         if any(map(is_sharded, self._paths.values())):
             return  # fully_shard, since; it puts other parameters in place all the time
+        self._grown += 1
+        self._agenda, self._agendas = None, Agendas(self.probes)
         old, self.plan = self.plan, merged(self.plan, self._draw())
         self._paths.clear()
         self._paths |= dict(self.plan.everything)
@@ -206,10 +213,24 @@ class Recorder:
         self.modules.is_paged = not self._keep_calls
         sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.stop()  # before the first row: it may complete what was read
+        factor = 1.0 / self._scale.take(stepped=stepped)
+        row = self._agenda.close(step, sheet) if self._agenda is not None and factor == 1.0 else None
+        if row is None:
+            row = self._assemble(step, sheet, factor)
+        if step.saw_forward and not self._keep_calls:
+            self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
+            self.modules.missed = False
+        hooked, changes = self.parameters.hooked, (self._grown, self.parameters.hookings)
+        self._sightings.note_like(self.plan, step, sheet, hooked, changes)
+        self.residuals.end()
+        self._recorded += 1
+        return row
+
+    def _assemble(self, step: StepRecord, sheet: Sheet, factor: float) -> RowValues:
+        """The row of any step."""
         self.gates.settle(self.look.topology)
         self.gates.measure(step.board)
         fetched = step.board.fetch()
-        factor = 1.0 / self._scale.take(stepped=stepped)
         if not self.axes:
             if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
@@ -224,16 +245,12 @@ class Recorder:
             is_first=not self._recorded,
         )
         row = closing.finish(due, self, at_once=self._keep_calls)
-        if step.saw_forward and not self._keep_calls:
-            self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
-            self.modules.missed = False
-        self._sightings.note(self.plan, step, sheet, self.parameters.hooked)
         if self._keep_calls:
             modules, parameters = ([w.site.path for w in s] for s in (self.plan.modules, self.plan.parameters))
             self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
             self.last_gradients = parameter_calls(parameters, step.parameters, fetched)
-        self.residuals.end()
-        self._recorded += 1
+        elif self._recorded and self.ranks.size == 1 and self._agenda is not None:
+            self._agenda.learn(row)
         return row
 
     def _lay_axes(self, step: StepRecord, fetched: Fetched) -> None:
@@ -244,6 +261,7 @@ class Recorder:
 
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         self.axes, self.probes = lay_axes(self.plan, self.probes, step, found, self.ranks, quiet)
+        self._agenda, self._agendas = None, Agendas(self.probes)
 
     def _found_sites(self) -> dict[Axis, tuple[Site, ...]]:
         """The axes that are no part of the module tree."""
@@ -312,10 +330,9 @@ class Recorder:
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""
-        hooks = (self.modules, self.parameters, self.gates.modules)
-        seconds = sum(each.seconds for each in hooks)
-        for each in hooks:
-            each.seconds = 0.0
+        modules, parameters, gates = self.modules, self.parameters, self.gates.modules
+        seconds = modules.seconds + parameters.seconds + gates.seconds
+        modules.seconds = parameters.seconds = gates.seconds = 0.0
         return 1e3 * seconds
 
     def _backward_begins(self) -> None:
@@ -327,6 +344,6 @@ class Recorder:
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
         if grad_enabled is not None and not self.admits(grad_enabled):
             return self.following
-        if grad_enabled and not self.current.has_calls:
+        if grad_enabled and not self.current.has_calls and not self.parameters.is_complete:
             self.parameters.attach()  # again, for parameters unfrozen since the step began
         return self.current

@@ -267,7 +267,7 @@ class Watch:
         if schedule.records(step):
             self._journal.add(step, row.values, row.observed, row.later, kept=schedule.keeps(step))
             own |= schedule.scalars(step)
-        self._journal.log(step, own := {name: v for name, v in own.items() if not self._journal.has(step, name)})
+        self._journal.log(step, own := self._journal.lacks(step, own))
         schedule.see_all(step, own)
         spent = self._recorder.milliseconds() + 1e3 * (time.perf_counter() - start)
         self._journal.log(step, {"watch_ms": spent})

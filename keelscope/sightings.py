@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +36,26 @@ class Sightings:
     """Their indices."""
     _found: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """What arrays of the kernel have shown already."""
+    _last: tuple[object, ...] = ()
+    """The step before, where the kernel saw all of it."""
+
+    def note_like(
+        self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int], changes: Hashable
+    ) -> None:
+        """`note`, which most steps pass by: they show what the one before did.
+
+        Args:
+            plan: the sites.
+            step: what it showed.
+            sheet: what the kernel saw of its calls.
+            trainable: identity of the parameters that required a gradient on it.
+            changes: another one whenever the plan or `trainable` is another.
+        """
+        seen = [dense.seen.tobytes() for key, dense in step.dense.items() if key[0] is Tap.PARAMETER_GRADIENT]
+        now = () if step.calls or step.arrivals or step.parameters else (changes, sheet.seen, *seen)
+        if not now or now != self._last:
+            self._last = now
+            self.note(plan, step, sheet, trainable)
 
     def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> None:
         """Take in a step.

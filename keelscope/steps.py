@@ -109,6 +109,8 @@ class StepClock:
 
 def _has_closure(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
     """Whether ``optimizer.step(closure)`` will run forward and backward itself (LBFGS, Lightning)."""
+    if not kwargs and len(args) < 2:
+        return False
     return callable(kwargs.get("closure")) or any(callable(argument) for argument in args[1:])
 
 

@@ -19,27 +19,17 @@ from keelscope.containment import warn_once
 from keelscope.pages import Blocks
 from keelscope.probe import Axis, Probe
 
-__all__ = ["Taken", "WaitingGroup", "may_wait"]
+__all__ = ["Frame", "WaitingGroup", "may_wait"]
 
 _OURS = ("keelscope.", "keelscope_probes.")
 _said = SimpleNamespace()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken:
-    """What the kernel saw for one probe on one step."""
+class Frame:
+    """What a group has in common on all rows of the same probes."""
 
-    probe: Probe
-    blocks: Blocks
-    factor: float
-    """What the tensors are to be multiplied by."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WaitingGroup:
-    """One group of one row, before its statistics are finished."""
-
-    taken: tuple[Taken, ...]
+    probes: tuple[Probe, ...]
     axis: NDArray[np.intp]
     """``[site]``: indices of the group's sites among all that there are."""
     sites: int
@@ -50,7 +40,23 @@ class WaitingGroup:
     @property
     def key(self) -> Hashable:
         """Groups with the same one can be finished together."""
-        return self.sites, id(self.axis), tuple(id(taken.probe) for taken in self.taken), *self.extents.items()
+        return self.sites, id(self.axis), tuple(map(id, self.probes)), *self.extents.items()
+
+
+@dataclass(slots=True, eq=False)
+class WaitingGroup:
+    """One group of one row, before its statistics are finished."""
+
+    frame: Frame
+    blocks: Blocks
+    """What the kernel saw."""
+    factors: tuple[float, ...]
+    """What the tensors of each probe are to be multiplied by."""
+
+    @property
+    def key(self) -> Hashable:
+        """Groups with the same one can be finished together."""
+        return self.frame.key
 
     def together(
         self, several: Sequence[WaitingGroup]
@@ -64,32 +70,33 @@ class WaitingGroup:
             Statistic -> ``[row, site, ...]``; and ``[row, site]`` for groups of parameters, whether one was seen.
         """
         values: dict[str, NDArray[np.float64]] = {}
-        observed = np.zeros((len(several), len(self.axis)), dtype=np.bool_)
-        for place, mine in enumerate(self.taken):
+        frame = self.frame
+        observed = np.zeros((len(several), len(frame.axis)), dtype=np.bool_)
+        for place, probe in enumerate(frame.probes):
             try:
-                found, seen = _finished(mine.probe, [each.taken[place] for each in several], self.sites)
+                found, seen = _finished(probe, [(each.blocks, each.factors[place]) for each in several], frame.sites)
             except Exception as error:  # one probe's fault costs the others nothing
-                warn_once(_said, error, mine.probe.name)
+                warn_once(_said, error, probe.name)
                 continue
-            values |= {name: self._kept(mine.probe, name, block) for name, block in found.items()}
-            observed |= seen[:, self.axis]
-        is_of_parameters = any(taken.probe.tap.axis is Axis.PARAMETER for taken in self.taken)
+            values |= {name: self._kept(probe, name, block) for name, block in found.items()}
+            observed |= seen[:, frame.axis]
+        is_of_parameters = any(probe.tap.axis is Axis.PARAMETER for probe in frame.probes)
         return values, observed if is_of_parameters else None
 
     def total_norm(self, probe: Probe) -> float | None:
         """Norm over all sites that one of the probes saw, see `keelscope.rows.total_norm`."""
-        for taken in self.taken:
-            for terms in terms_of(probe) if taken.probe is probe else ():
-                block = taken.blocks(probe, terms)
-                if block is not None and "squares" in terms.columns:
-                    squares = block.rows[:, terms.columns.index("squares")]
-                    return float(np.sqrt(squares.sum()) * abs(taken.factor)) if len(squares) else math.nan
+        for terms in terms_of(probe) if probe in self.frame.probes else ():
+            block = self.blocks(probe, terms) if "squares" in terms.columns else None
+            if block is not None:
+                squares = block.rows[:, terms.columns.index("squares")]
+                factor = self.factors[self.frame.probes.index(probe)]
+                return math.sqrt(np.add.reduce(squares)) * abs(factor) if len(squares) else math.nan
         values, seen = self.together([self])
         return float(np.sqrt(np.square(values["norm"][seen]).sum())) if "norm" in values and seen is not None else None
 
     def _kept(self, probe: Probe, name: str, block: NDArray[np.float64]) -> NDArray[np.float64]:
         (dims,) = (statistic.dims for statistic in probe.statistics if statistic.name == name)
-        return block[:, self.axis][:, :, *(slice(self.extents.get(dim)) for dim in dims)]
+        return block[:, self.frame.axis][:, :, *(slice(self.frame.extents.get(dim)) for dim in dims)]
 
 
 def may_wait(probe: Probe) -> bool:
@@ -99,17 +106,17 @@ def may_wait(probe: Probe) -> bool:
 
 
 def _finished(
-    probe: Probe, taken: Sequence[Taken], sites: int
+    probe: Probe, taken: Sequence[tuple[Blocks, float]], sites: int
 ) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.bool_]]:
     """Statistic -> ``[row, site, ...]``, NaN where a site was not observed; and ``[row, site]``, whether it was."""
     observed = np.zeros(len(taken) * sites, dtype=np.bool_)
     values: dict[str, NDArray[np.float64]] = {}
     for terms in terms_of(probe):
-        blocks = [block for one in taken if (block := one.blocks(probe, terms)) is not None]
+        blocks = [block for blocks_of, _ in taken if (block := blocks_of(probe, terms)) is not None]
         places = np.concatenate([block.sites + row * sites for row, block in enumerate(blocks)])
         observed[places] = True
         with np.errstate(all="ignore"):
-            rows = [terms.rescaled(block.rows, one.factor) for block, one in zip(blocks, taken, strict=True)]
+            rows = [terms.rescaled(block.rows, factor) for block, (_, factor) in zip(blocks, taken, strict=True)]
             columns = terms.named(np.concatenate(rows))
             for statistic in probe.statistics:
                 if statistic.terms is terms:

@@ -1,36 +1,69 @@
-/* Whether a model still consists of the modules and parameters it was made of, see keelscope.changes.Tree. */
+/* What a model consists of, as addresses side by side, see keelscope.changes.Tree. */
 
 #include "kernel.h"
 
+typedef struct {
+    const void **all;
+    size_t count, room;
+} Addresses;
+
 static PyObject *children, *parameters; /* names */
 
-/* 1 if the values of a dictionary are what a tuple says from a place on, which moves behind them; -1 of no dict. */
-static int is_as_known(PyObject *owner, PyObject *name, PyObject *known, Py_ssize_t *place, int by_number) {
-    PyObject *values = PyObject_GetAttr(owner, name), *key, *value;
-    Py_ssize_t at = 0;
-    int same = values == NULL || !PyDict_CheckExact(values) ? -1 : 1;
-    while (same == 1 && PyDict_Next(values, &at, &key, &value)) {
-        PyObject *there = *place < PyTuple_Size(known) ? PyTuple_GetItem(known, (*place)++) : NULL;
-        same = there != NULL && value == (by_number ? (PyObject *)PyLong_AsVoidPtr(there) : there);
+static int add(Addresses *found, const void *address) {
+    if (found->count == found->room) {
+        const size_t room = 2 * found->room + 64;
+        const void **more = PyMem_Realloc((void *)found->all, room * sizeof *more);
+        if (more == NULL) return 0;
+        found->all = more;
+        found->room = room;
     }
-    Py_XDECREF(values);
-    return same;
+    found->all[found->count++] = address;
+    return 1;
 }
 
-/* tree_changed([(module, *children, *numbers of parameters)]) -> whether; None where only Python can tell */
-PyObject *tree_changed(PyObject *module, PyObject *entries) {
+static PyObject *packed(Addresses *found, int done) {
+    const Py_ssize_t size = (Py_ssize_t)(found->count * sizeof *found->all);
+    PyObject *bytes = done ? PyBytes_FromStringAndSize((const char *)found->all, size) : NULL;
+    PyMem_Free((void *)found->all);
+    forgive();
+    if (bytes != NULL || PyErr_Occurred()) return bytes;
+    Py_RETURN_NONE;
+}
+
+/* How many values a dictionary has, and their addresses; 0 where there is no such dictionary. */
+static int add_values(Addresses *found, PyObject *attributes, PyObject *name) {
+    PyObject *values = PyDict_GetItemWithError(attributes, name), *key, *value;
+    Py_ssize_t at = 0;
+    if (values == NULL || !PyDict_CheckExact(values)) return 0;
+    int done = add(found, (const void *)PyDict_Size(values));
+    while (done && PyDict_Next(values, &at, &key, &value)) done = add(found, value);
+    return done;
+}
+
+static int add_module(Addresses *found, PyObject *module) {
+    PyObject *attributes = module == NULL ? NULL : PyObject_GenericGetDict(module, NULL); /* no lookup by the class */
+    const int done = attributes != NULL && add_values(found, attributes, children) &&
+                     add_values(found, attributes, parameters);
+    Py_XDECREF(attributes);
+    return done;
+}
+
+/* tree_of([module]) -> packed addresses of the children and parameters of each; None where only Python can tell */
+PyObject *tree_of(PyObject *module, PyObject *modules) {
+    Addresses found = {NULL, 0, 0};
     (void)module;
     if (children == NULL) children = PyUnicode_InternFromString("_modules");
     if (parameters == NULL) parameters = PyUnicode_InternFromString("_parameters");
-    for (Py_ssize_t i = 0; PyList_Check(entries) && i < PyList_Size(entries); i++) {
-        PyObject *known = PyList_GetItem(entries, i), *owner = PyTuple_GetItem(known, 0);
-        Py_ssize_t place = 1;
-        if (owner == NULL) return NULL;
-        int same = is_as_known(owner, children, known, &place, 0);
-        if (same == 1) same = is_as_known(owner, parameters, known, &place, 1);
-        if (PyErr_Occurred()) return NULL;
-        if (same < 0) Py_RETURN_NONE;
-        if (!same || place != PyTuple_Size(known)) Py_RETURN_TRUE;
-    }
-    Py_RETURN_FALSE;
+    int done = PyList_Check(modules) && children != NULL && parameters != NULL;
+    for (Py_ssize_t i = 0; done && i < PyList_Size(modules); i++) done = add_module(&found, PyList_GetItem(modules, i));
+    return packed(&found, done);
+}
+
+/* identities([object]) -> packed addresses */
+PyObject *identities(PyObject *module, PyObject *objects) {
+    Addresses found = {NULL, 0, 0};
+    (void)module;
+    int done = PyList_Check(objects);
+    for (Py_ssize_t i = 0; done && i < PyList_Size(objects); i++) done = add(&found, PyList_GetItem(objects, i));
+    return packed(&found, done);
 }

@@ -39,7 +39,7 @@ class Net(nn.Module):
 @pytest.mark.parametrize("asked", ["kernel", "Python"])
 def test_a_tree_sees_what_came_went_or_was_replaced_and_nothing_else(asked, monkeypatch):
     if asked == "Python":
-        monkeypatch.setattr(kernel, "tree_changed", lambda _: None)
+        monkeypatch.setattr(kernel, "tree_of", lambda _: None)
     net = Net()
     tree = Tree(net)
     tries = {

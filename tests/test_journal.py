@@ -118,13 +118,12 @@ def test_names_that_never_end_are_refused_at_some_point():
 def test_has():
     j = journal()
     j.log(4, {"loss": 1.0})
-    assert j.has(4, "loss")
-    assert not j.has(4, "lr")
-    assert not j.has(3, "loss")
+    assert j.lacks(4, {"loss": 1.0, "lr": 2.0}) == {"lr": 2.0}
+    assert j.lacks(3, {"loss": 1.0}) == {"loss": 1.0}
     j.add(4, *row(0))
     j.flush(5)
-    assert j.has(4, "lr")
-    assert j.has(2, "anything")
+    assert j.lacks(4, {"lr": 2.0}) == {}
+    assert j.lacks(2, {"anything": 1.0}) == {}
 
 
 def test_file(tmp_path):

@@ -235,3 +235,25 @@ def test_the_environment_turns_it_off():
         [sys.executable, "-c", code], env={"KEELSCOPE_KERNEL": "torch"}, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("native", [kernel._native, None])
+def test_identities_are_those_of_the_objects_and_their_order(native, monkeypatch):
+    monkeypatch.setattr(kernel, "_native", native)
+    one, other = [object()], [object()]
+    assert kernel.identities([one, other]) == kernel.identities([one, other])
+    assert kernel.identities([one, other]) not in (kernel.identities([other, one]), kernel.identities([one]))
+    assert len(kernel.identities([one] * 100)) == 800
+    assert kernel.identities([]) == b""
+
+
+@pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+def test_a_tree_that_only_python_can_tell():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._modules = OrderedDict()
+
+    assert kernel.tree_of([nn.Linear(1, 1)]) is not None
+    assert kernel.tree_of([nn.Linear(1, 1), Odd()]) is None
+    assert kernel.tree_of([1]) is None

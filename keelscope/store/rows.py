@@ -51,6 +51,7 @@ class RowPacker:
     def __init__(self, layout: RunLayout, last: int = -1) -> None:
         self.layout = checked(layout)
         self._groups = {group.name: group for group in self.layout.groups}
+        self._names = frozenset(self.layout.scalars)
         self._left_out = {group.name for group in layout.groups} - self._groups.keys()
         self._shapes = {g.name: {s.name: row_shape(g, s) for s in g.statistics} for g in self.layout.groups}
         self.last = last
@@ -73,7 +74,8 @@ class RowPacker:
             raise UsageError(
                 f"Row {row.step} comes after row {self.last}; steps must increase, starting at 0 or above."
             )
-        self.unknown_scalars |= row.scalars.keys() - set(self.layout.scalars)
+        if not row.scalars.keys() <= self._names:
+            self.unknown_scalars |= row.scalars.keys() - self._names
         groups = {name: self._pack_group(name, row) for name in row.values if name not in self._left_out}
         scalars = np.array([row.scalars.get(name, np.nan) for name in self.layout.scalars], dtype=np.float64)
         later = {name: (it, self._shapes_of(name, row)) for name, it in row.later.items() if name not in self._left_out}

@@ -1,0 +1,104 @@
+"""What rows with the same probes have in common, worked out at the first of them.
+
+Most rows hold what the kernel saw and nothing else: `Agenda.close` makes one of its page and its arrays, without
+a look at every probe. The rest is the business of `keelscope.assembly`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from keelscope.calls import terms_of
+from keelscope.pages import Sheet, dense_block
+from keelscope.probe import Probe, Tap
+from keelscope.rows import RowValues
+from keelscope.waiting import Frame, WaitingGroup
+
+if TYPE_CHECKING:
+    from keelscope.calls import StepRecord
+    from keelscope.statistics import Terms
+
+__all__ = ["Agenda", "Agendas"]
+
+
+class Agenda:
+    """The probes that record on a step.
+
+    Args:
+        probes: those.
+    """
+
+    def __init__(self, probes: Iterable[Probe]) -> None:
+        self._names = frozenset(probe.name for probe in probes)
+        self._frames: list[tuple[str, Frame, tuple[float, ...], bool]] | None = None
+        self._needs: tuple[tuple[Tap, str, Terms], ...] = ()
+        self._needs_page = False
+
+    def every(self, probe: Probe) -> bool:
+        """Whether a probe records."""
+        return probe.name in self._names
+
+    def learn(self, row: RowValues) -> None:
+        """A row that is closed: if all its groups wait, others will be like it.
+
+        Args:
+            row: of a step with one process and no calls to keep.
+        """
+        if row.values or self._frames is not None:
+            return
+        frames = [(name, group.frame) for name, group in row.later.items()]
+        probes = [probe for _, frame in frames for probe in frame.probes]
+        dense = [probe for probe in probes if not probe.tap.of_module]
+        self._needs = tuple((probe.tap, probe.name, terms) for probe in dense for terms in terms_of(probe))
+        self._needs_page = len(dense) < len(probes)
+        self._frames = [(n, f, (1.0,) * len(f.probes), f.probes[0].tap.of_module) for n, f in frames]
+
+    def close(self, step: StepRecord, sheet: Sheet) -> RowValues | None:
+        """The row of a step, if the kernel saw everything of it.
+
+        Args:
+            step: the step, whose gradients are those of the loss itself.
+            sheet: what its page has taken.
+
+        Returns:
+            What `keelscope.assembly.ClosingRow` would make of it, or None.
+        """
+        if self._frames is None or step.calls or step.arrivals or step.parameters:
+            return None
+        if (self._needs_page and not sheet.seen) or not all([key in step.dense for key in self._needs]):  # noqa: C419
+            return None
+        dense = dense_block(step.dense)
+        later = {
+            name: WaitingGroup(frame, sheet.block if of_module else dense, factors)
+            for name, frame, factors, of_module in self._frames
+        }
+        return RowValues({}, {}, later)
+
+
+class Agendas:
+    """The agendas of a watch, by what is due.
+
+    Args:
+        probes: all probes.
+    """
+
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self._probes = probes
+        self._known: dict[tuple[bool, ...], Agenda] = {}
+
+    def at(self, recorded: int) -> Agenda:
+        """What is due on the row after so many.
+
+        Args:
+            recorded: how many rows there are.
+
+        Returns:
+            The agenda, the same for the same probes.
+        """
+        due = tuple([recorded % probe.every == 0 for probe in self._probes])
+        agenda = self._known.get(due)
+        if agenda is None:
+            chosen = (probe for probe, is_due in zip(self._probes, due, strict=True) if is_due)
+            agenda = self._known[due] = Agenda(chosen)
+        return agenda
