@@ -75,19 +75,21 @@ class Bulk:
         every = [sees_everything(probe) and len(self._shown[probe.name]) == len(self._owners) for probe in due]
         return bool(due) and all(every) and {terms.routine for p in due for terms in terms_of(p)} == {Routine.SQUARES}
 
-    def put_squares(self, tap: Tap, indices: Sequence[int], sums: bytes, step: StepRecord) -> None:
+    def put_squares(self, tap: Tap, summed: bytes, sums: bytes, step: StepRecord) -> None:
         """Take in sums of squares, where `is_of_squares` holds.
 
         Args:
             tap: what they are of.
-            indices: the parameters, each once.
+            summed: a flag of each parameter, whether it was.
             sums: packed ``[parameter, (count, squares)]``.
             step: where they go, in place of what was there.
         """
-        rows = np.frombuffer(sums).reshape(len(indices), 2)
+        rows, seen = np.frombuffer(sums).reshape(len(summed), 2), np.frombuffer(summed, dtype=np.bool_)
         for probe in self._by_tap[tap]:
             for terms in terms_of(probe) if self._shown[probe.name] and self.every(probe) else ():
-                _write(step.dense_of(tap, probe.name, terms, len(self._owners)), indices, rows, ())
+                dense = step.dense_of(tap, probe.name, terms, len(self._owners))
+                np.copyto(dense.rows, rows, where=seen[:, None])
+                np.copyto(dense.seen, seen, where=seen)
 
     def measure(
         self, tap: Tap, indices: Sequence[int], tensors: Sequence[Tensor], step: StepRecord

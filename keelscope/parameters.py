@@ -186,13 +186,11 @@ class ParameterHooks:
 
     def _place(self, parameter: nn.Parameter, i: int) -> None:
         """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
+        if parameter._post_accumulate_grad_hooks is None:
+            parameter.register_post_accumulate_grad_hook(_ignore).remove()  # torch makes the dictionary
         hooks = parameter._post_accumulate_grad_hooks
-        mark: Hashable = self._passes.mark(i)
-        if hooks is None:
-            mark = parameter.register_post_accumulate_grad_hook(mark).id
-            hooks = parameter._post_accumulate_grad_hooks
-        else:
-            hooks[mark] = mark
+        mark: Hashable = self._passes.mark(i, hooks)
+        hooks[mark] = mark
         self._placed.append((hooks, mark))
 
     @contained
@@ -218,11 +216,14 @@ class ParameterHooks:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
         reached, summed, sums, indices, gradients = self._passes.take()
-        self._weigh(reached)
+        if self._bulk.is_due(Tap.PARAMETER):
+            self._weigh([i for i, is_reached in enumerate(reached) if is_reached])
         if summed:
             self._bulk.put_squares(Tap.PARAMETER_GRADIENT, summed, sums, self._step)
-            self._replace(summed, {})
-        self._keep_gradients(indices, gradients)
+            for i, record in self._step.parameters.items():
+                record.accumulated = None if summed[i] else record.accumulated
+        if indices:
+            self._keep_gradients(indices, gradients)
         self.seconds += time.perf_counter() - start + self._passes.seconds
         self._passes.seconds = 0.0
 
