@@ -30,6 +30,8 @@ from keelscope.sites import WatchedParameter
 
 __all__ = ["ParameterHooks"]
 
+_queue = torch.autograd.Variable._execution_engine.queue_callback
+
 _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
@@ -205,11 +207,8 @@ class ParameterHooks:
     def _backward_begins(self) -> None:
         """A backward pass has reached the first parameter."""
         self.on_backward()
-        torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
-
-    def _last_gradient(self) -> None:
-        """Wait for what is queued already: data-parallel wrappers put averaged gradients in place there."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        # twice: after what is queued already, where data-parallel wrappers put averaged gradients in place
+        _queue(partial(_queue, self._end_backward))
 
     @contained
     def _end_backward(self) -> None:

@@ -76,7 +76,7 @@ class SlowPasses:
 
         return mark
 
-    def take(self) -> tuple[bytes, bytes, bytes, list[int], list[Tensor]]:
+    def take(self) -> tuple[bytes, bytearray, bytearray, list[int], list[Tensor]]:
         """What was reached since the last time.
 
         Returns:
@@ -95,7 +95,7 @@ class SlowPasses:
                 self._states[i] = id(gradient), gradient._version
                 if i == next(iter(self._states)):
                     self._weight = parameter._version
-        return bytes([i in reached for i in range(len(self._parameters))]), b"", b"", running, gradients
+        return bytes([i in reached for i in range(len(self._parameters))]), bytearray(), bytearray(), running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.

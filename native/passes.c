@@ -195,10 +195,15 @@ static PyObject *passes_take(PyObject *object, PyObject *none) {
         failed = found < 0;
     }
     const Py_ssize_t size = has_any ? self->size : 0, bytes = 2 * size * (Py_ssize_t)sizeof *self->sums;
-    PyObject *found = failed ? NULL
-                             : Py_BuildValue("y#y#y#OO", flags, self->size, summed, size, (const char *)self->sums,
-                                             bytes, indices, gradients);
+    PyObject *which = failed ? NULL : PyByteArray_FromStringAndSize(summed, size);
+    PyObject *sums = failed ? NULL : PyByteArray_FromStringAndSize((const char *)self->sums, bytes);
+    PyObject *found = NULL;
+    if (which != NULL && sums != NULL) {
+        found = Py_BuildValue("y#OOOO", flags, self->size, which, sums, indices, gradients);
+    }
     PyMem_Free(flags);
+    Py_XDECREF(which);
+    Py_XDECREF(sums);
     Py_XDECREF(indices);
     Py_XDECREF(gradients);
     return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;

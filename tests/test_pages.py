@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import weakref
 from contextlib import nullcontext
@@ -329,6 +330,82 @@ def test_a_gradient_that_changes_later_in_the_pass_is_read_when_it_ends(change):
     assert (those(reached), those(summed)) == ([0, 1], [1])
     assert indices == ([] if change == "taken away" else [0])
     assert all(gradient is early.grad for gradient in gradients)
+
+
+@compiled
+def test_a_pass_after_one_that_was_lost_begins_anew_wherever_it_begins():
+    first, second, third = parameters = [nn.Parameter(torch.ones(3)) for _ in range(3)]
+    owners, passes = both(parameters)
+    for one in passes:
+        mark(one, parameters)
+    passes[0].summing = 1
+
+    def lose(_):
+        raise RuntimeError("lost")
+
+    handle = first.register_hook(lose)
+    with pytest.raises(RuntimeError, match="lost"):
+        (second * (first * 1.0)).sum().backward()
+    handle.remove()
+    assert [owner.begun for owner in owners] == [1, 1], "it had reached one of them"
+    (third * 2.0).sum().backward()
+    assert [owner.begun for owner in owners] == [2, 2]
+    assert [those(one.take()[0]) for one in passes] == [[1, 2]] * 2
+
+
+@compiled
+def test_a_pass_inside_a_pass_is_one_of_its_own():
+    outer, inner = parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    owners, passes = both(parameters)
+    for one in passes:
+        mark(one, parameters)
+    passes[0].summing = 1
+    between = outer * 1.0
+
+    def descend(_):
+        with torch.enable_grad():
+            (inner * 3.0).sum().backward()
+
+    between.register_hook(descend)
+    between.sum().backward()
+    assert [owner.begun for owner in owners] == [2, 2]
+    assert [those(one.take()[0]) for one in passes] == [[0, 1]] * 2
+
+
+class Elsewhere(nn.Parameter):
+    """Keeps its gradient where only its class knows."""
+
+    @property
+    def grad(self):
+        return self.__dict__.get("kept")
+
+    @grad.setter
+    def grad(self, gradient):
+        self.__dict__["kept"] = gradient
+
+
+@compiled
+def test_a_gradient_that_a_class_of_its_own_keeps_is_asked_of_that_class():
+    odd = Elsewhere(torch.ones(2))
+    _, passes = both([odd])
+    odd.grad = torch.full((2,), 3.0)
+    for one in passes:
+        one.note(0)
+        assert one.take()[4][0] is odd.grad
+        assert one.rewritten([0]) is False
+        odd.grad.mul_(2.0)
+        assert one.rewritten([0]) is True
+
+
+@compiled
+def test_a_mark_goes_with_its_parameter():
+    parameter = nn.Parameter(torch.ones(2))
+    _, (quick, _) = both([parameter])
+    mark(quick, [parameter])
+    gone = weakref.ref(parameter._post_accumulate_grad_hooks)
+    del parameter
+    gc.collect()
+    assert gone() is None, "though the mark and the dictionary hold each other"
 
 
 @compiled
