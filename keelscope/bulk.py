@@ -42,6 +42,8 @@ class Bulk:
         self._packing = Packing()
         self._owners = [weakref.ref(watched.owner) for watched in parameters]
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
+        self._terms: dict[int, tuple[Probe, tuple[Terms, ...]]] = {}
+        """Of probes, by identity: kept, or another could take its place."""
         self._shown: dict[str, frozenset[int]] = {}
         """Probe -> the parameters that it is shown."""
         for probe in probes:
@@ -60,6 +62,7 @@ class Bulk:
         for tap, several in self._by_tap.items():
             self._by_tap[tap] = [p for p in several if p.name not in names] + [p for p in probes if p.tap is tap]
         self._shown |= dict.fromkeys(names, wanted)
+        self._terms.clear()
 
     def has(self, tap: Tap) -> bool:
         """Whether a probe of that tap is shown any parameter."""
@@ -73,21 +76,30 @@ class Bulk:
         """Whether all that is due of that tap can be told from sums of squares, over all parameters."""
         due = [probe for probe in self._by_tap[tap] if self._shown[probe.name] and self.every(probe)]
         every = [sees_everything(probe) and len(self._shown[probe.name]) == len(self._owners) for probe in due]
-        return bool(due) and all(every) and {terms.routine for p in due for terms in terms_of(p)} == {Routine.SQUARES}
+        routines = {terms.routine for probe in due for terms in self._terms_of(probe)}
+        return bool(due) and all(every) and routines == {Routine.SQUARES}
 
-    def put_squares(self, tap: Tap, indices: Sequence[int], sums: bytes, step: StepRecord) -> None:
-        """Take in sums of squares, where `is_of_squares` holds.
+    def put_squares(self, tap: Tap, summed: bytearray, sums: bytearray, step: StepRecord) -> None:
+        """Take in sums of squares, where `is_of_squares` holds; the record may keep the arrays.
 
         Args:
             tap: what they are of.
-            indices: the parameters, each once.
+            summed: a flag of each parameter, whether it was.
             sums: packed ``[parameter, (count, squares)]``.
             step: where they go, in place of what was there.
         """
-        rows = np.frombuffer(sums).reshape(len(indices), 2)
+        seen = np.ndarray(len(summed), np.bool_, summed)
+        rows = np.ndarray((len(summed), 2), np.float64, sums)
+        fresh: Dense | None = Dense(seen, rows)
         for probe in self._by_tap[tap]:
-            for terms in terms_of(probe) if self._shown[probe.name] and self.every(probe) else ():
-                _write(step.dense_of(tap, probe.name, terms, len(self._owners)), indices, rows, ())
+            for terms in self._terms_of(probe) if self._shown[probe.name] and self.every(probe) else ():
+                key = tap, probe.name, terms
+                if fresh is not None and key not in step.dense:  # the first pass and probe: nothing is copied
+                    step.dense[key], fresh = fresh, None
+                    continue
+                dense = step.dense_of(*key, len(self._owners))
+                np.copyto(dense.rows, rows, where=seen[:, None])
+                np.copyto(dense.seen, seen, where=seen)
 
     def measure(
         self, tap: Tap, indices: Sequence[int], tensors: Sequence[Tensor], step: StepRecord
@@ -141,6 +153,12 @@ class Bulk:
                     warn_once(self, error, probe.name)
         return slots
 
+    def _terms_of(self, probe: Probe) -> tuple[Terms, ...]:
+        known = self._terms.get(id(probe))
+        if known is None:
+            known = self._terms[id(probe)] = probe, terms_of(probe)
+        return known[1]
+
     def _pack(
         self, probe: Probe, indices: Sequence[int], tensors: Sequence[Tensor], step: StepRecord
     ) -> list[tuple[int, Tensor]]:
@@ -149,7 +167,7 @@ class Bulk:
         if not sees_everything(probe) or len(shown) < len(self._owners):
             return [(i, tensor) for i, tensor in zip(indices, tensors, strict=True) if i in shown]
         left: Sequence[int] = range(len(indices))
-        several = terms_of(probe)
+        several = self._terms_of(probe)
         if all(terms.routine in _WITHOUT_SHAPE for terms in several):
             for terms in several:
                 routine = terms.routine or Routine.MOMENTS

@@ -32,6 +32,8 @@ from keelscope.sites import WatchedParameter
 
 __all__ = ["ParameterHooks"]
 
+_queue = torch.autograd.Variable._execution_engine.queue_callback
+
 _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
@@ -222,13 +224,11 @@ class ParameterHooks:
 
     def _place(self, parameter: nn.Parameter, i: int) -> None:
         """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
+        if parameter._post_accumulate_grad_hooks is None:
+            parameter.register_post_accumulate_grad_hook(_ignore).remove()  # torch makes the dictionary
         hooks = parameter._post_accumulate_grad_hooks
-        mark: Hashable = self._passes.mark(i)
-        if hooks is None:
-            mark = parameter.register_post_accumulate_grad_hook(mark).id
-            hooks = parameter._post_accumulate_grad_hooks
-        else:
-            hooks[mark] = mark
+        mark: Hashable = self._passes.mark(i, hooks)
+        hooks[mark] = mark
         self._placed.append((hooks, mark))
 
     @contained
@@ -243,22 +243,22 @@ class ParameterHooks:
     def _backward_begins(self) -> None:
         """A backward pass has reached the first parameter."""
         self.on_backward()
-        torch.autograd.Variable._execution_engine.queue_callback(self._last_gradient)
-
-    def _last_gradient(self) -> None:
-        """Wait for what is queued already: data-parallel wrappers put averaged gradients in place there."""
-        torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        # twice: after what is queued already, where data-parallel wrappers put averaged gradients in place
+        _queue(partial(_queue, self._end_backward))
 
     @contained
     def _end_backward(self) -> None:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
         reached, summed, sums, indices, gradients = self._passes.take()
-        self._weigh(reached)
+        if self._bulk.is_due(Tap.PARAMETER):
+            self._weigh([i for i, is_reached in enumerate(reached) if is_reached])
         if summed:
             self._bulk.put_squares(Tap.PARAMETER_GRADIENT, summed, sums, self._step)
-            self._replace(summed, {})
-        self._keep_gradients(indices, gradients)
+            for i, record in self._step.parameters.items():
+                record.accumulated = None if summed[i] else record.accumulated
+        if indices:
+            self._keep_gradients(indices, gradients)
         self.seconds += time.perf_counter() - start + self._passes.seconds
         self._passes.seconds = 0.0
 

@@ -6,7 +6,7 @@ The compiled `keelscope._kernel.Passes` does the same work and is preferred, see
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +36,7 @@ class SlowPasses:
         self._reached: set[int] = set()
         self._stepped: set[int] = set()
         self._states: dict[int, tuple[int, int]] = {}
+        self._weight = -1
 
     seconds = 0.0
     """Time spent on sums."""
@@ -58,8 +59,16 @@ class SlowPasses:
                 owner._backward_begins()
         self._reached.add(index)
 
-    def mark(self, index: int) -> Callable[[Tensor], None]:
-        """A hook on a parameter that notes it."""
+    def mark(self, index: int, _hooks: dict[Hashable, Hashable]) -> Callable[[Tensor], None]:
+        """What notes a parameter, to be put among its hooks.
+
+        Args:
+            index: the parameter.
+            _hooks: what torch calls after an accumulation, of which there may be others.
+
+        Returns:
+            The hook.
+        """
         note = self.note
 
         def mark(_: Tensor) -> None:
@@ -67,23 +76,26 @@ class SlowPasses:
 
         return mark
 
-    def take(self) -> tuple[list[int], list[int], bytes, list[int], list[Tensor]]:
+    def take(self) -> tuple[bytes, bytearray, bytearray, list[int], list[Tensor]]:
         """What was reached since the last time.
 
         Returns:
-            Indices of all; of those that were summed, and packed ``[summed, (count, squares)]``; and indices and
-            running gradients of the rest whose optimizer has not stepped.
+            A flag of each parameter, whether it was reached; whether its gradient was summed, and packed
+            ``[parameter, (count, squares)]``, where any was; and indices and running gradients of the other reached
+            ones whose optimizer has not stepped.
         """
-        reached, self._reached = sorted(self._reached), set()
+        reached, self._reached = self._reached, set()
         running, gradients = [], []
-        for i in reached:
+        for i in sorted(reached):
             parameter = self._parameters[i]()
             gradient = None if parameter is None or i in self._stepped else parameter.grad
             if parameter is not None and gradient is not None:
                 running.append(i)
                 gradients.append(gradient)
-                self._states[i] = id(gradient), gradient._version + parameter._version
-        return reached, [], b"", running, gradients
+                self._states[i] = id(gradient), gradient._version
+                if i == next(iter(self._states)):
+                    self._weight = parameter._version
+        return bytes([i in reached for i in range(len(self._parameters))]), bytearray(), bytearray(), running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.
@@ -116,10 +128,12 @@ class SlowPasses:
         return False
 
     def untouched(self) -> bool:
-        """Whether the first gradient of the step is as the last pass left it."""
+        """Whether the first gradient of the step, and its parameter, are as the last pass left them."""
         for i, state in self._states.items():
             parameter = self._parameters[i]()
-            return parameter is not None and parameter.grad is not None and state == _state(parameter)
+            if parameter is None or parameter.grad is None or parameter._version != self._weight:
+                return False
+            return state == _state(parameter)
         return False
 
 
@@ -137,6 +151,6 @@ def make_passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Paramet
 
 
 def _state(parameter: nn.Parameter) -> tuple[int, int]:
-    """Changes when the gradient or the parameter is replaced or written in place."""
+    """Changes when the gradient is replaced or written in place."""
     gradient = parameter.grad
-    return id(gradient), (-1 if gradient is None else gradient._version) + parameter._version
+    return id(gradient), -1 if gradient is None else gradient._version

@@ -121,12 +121,12 @@ static int is_plain_forward(void) {
 
 /* The node behind a tensor, new; NULL for leaves. */
 static PyObject *node_of(PyObject *tensor) {
-    PyObject *node = PyObject_GetAttr(tensor, known.grad_fn);
+    PyObject *node = ask(tensor, &known.grad_fn);
     if (node == Py_None) Py_CLEAR(node);
     return node;
 }
 
-static int requires_grad(PyObject *tensor) { return is_true(PyObject_GetAttr(tensor, known.requires_grad)); }
+static int requires_grad(PyObject *tensor) { return is_true(ask(tensor, &known.requires_grad)); }
 
 /* The one tensor that the call was given, borrowed; NULL if it was given something else. */
 static PyObject *only_input(PyObject *args, PyObject *kwargs) {
@@ -138,7 +138,7 @@ static PyObject *only_input(PyObject *args, PyObject *kwargs) {
 /* As keelscope.leaves.hookable: the tensor, or the base that it is a full view of; new. NULL: Python must look. */
 static PyObject *hookable(PyObject *tensor, const Place *place, PyObject *args, PyObject *kwargs) {
     Place there;
-    PyObject *base = PyObject_GetAttr(tensor, known.base);
+    PyObject *base = ask(tensor, &known.base);
     if (base == NULL || base == Py_None) {
         Py_XDECREF(base);
         return base == NULL ? NULL : Py_NewRef(tensor);
@@ -153,7 +153,7 @@ static PyObject *hookable(PyObject *tensor, const Place *place, PyObject *args, 
     }
     PyObject *input = only_input(args, kwargs), *source = NULL;
     if (input != NULL) {
-        source = PyObject_GetAttr(input, known.base);
+        source = ask(input, &known.base);
         if (source == Py_None) {
             Py_DECREF(source);
             source = Py_NewRef(input);
@@ -183,13 +183,13 @@ static void show_node(Page *page, PyObject *node) {
 
 /* As keelscope.leaves.hook_gradient, for tensors without hooks. */
 static int put_hook(PyObject *tensor, PyObject *hook, Page *page) {
-    PyObject *node = node_of(tensor), *there = PyObject_GetAttr(tensor, known.hooks);
+    PyObject *node = node_of(tensor), *there = ask(tensor, &known.hooks);
     PyObject *hooks = NULL, *done = NULL;
     int is_put = 0;
     if (node != NULL && there == Py_None && (PyObject *)Py_TYPE(tensor) == torch.tensor) {
         hooks = PyObject_CallNoArgs(known.ordered);
         if (hooks != NULL && PyObject_SetItem(hooks, hook, hook) == 0 &&
-            PyObject_SetAttr(tensor, known.hooks, hooks) == 0) {
+            PyObject_SetAttr(tensor, known.hooks.name, hooks) == 0) {
             done = PyObject_CallMethodObjArgs(node, known.register_hooks, tensor, NULL);
             is_put = done != NULL;
             if (is_put) show_node(page, node);
@@ -202,12 +202,13 @@ static int put_hook(PyObject *tensor, PyObject *hook, Page *page) {
     return is_put;
 }
 
-static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, PyObject *output) {
+static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, const Place *output) {
     Arrival *hook = (Arrival *)begin(arrival_type);
     if (hook == NULL) return 0;
     hook->page = (Page *)Py_NewRef((PyObject *)page);
     hook->site = site;
-    hook->has_tokens = sizes_of(output, hook->shape);
+    hook->has_tokens = output->has_tokens;
+    memcpy(hook->shape, output->shape, sizeof hook->shape);
     const int is_put = put_hook(target, (PyObject *)hook, page);
     Py_DECREF((PyObject *)hook);
     return is_put;
@@ -216,20 +217,18 @@ static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, PyObject *
 static int look(Page *page, Py_ssize_t site, PyObject *const *call) {
     PyObject *module = call[1], *output = call[4];
     Place place;
-    size_t shape[3];
     const int duty = page->duties[site], of_gradient = duty >> FOR_GRADIENT, of_output = duty & 7;
     if ((PyObject *)Py_TYPE(output) != torch.tensor || !PyTuple_Check(call[2])) return 0;
     if (PyWeakref_GetObject(PyList_GetItem(page->modules, site)) != module) return 0;
     if (!is_plain_forward() || !requires_grad(output) || !find(output, &place)) return 0;
     if (of_gradient) {
         PyObject *target = hookable(output, &place, call[2], call[3]);
-        const int is_put = target != NULL && put_arrival(page, site, target, output);
+        const int is_put = target != NULL && put_arrival(page, site, target, &place);
         Py_XDECREF(target);
         if (!is_put || PyErr_Occurred()) return 0;
     }
     page->seen[site] |= CALLED;
-    const int has_tokens = of_output & 1 << LATE_TOKENS && sizes_of(output, shape);
-    take_terms(page, site, of_output, 0, &place, has_tokens ? shape : NULL);
+    take_terms(page, site, of_output, 0, &place, place.has_tokens ? place.shape : NULL);
     return 1;
 }
 
@@ -382,18 +381,17 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     known.transforms = Py_NewRef(arguments[2]);
     known.tracing = Py_NewRef(arguments[3]);
     known.ordered = Py_NewRef(arguments[4]);
-    known.base = PyUnicode_InternFromString("_base");
-    known.grad_fn = PyUnicode_InternFromString("grad_fn");
-    known.hooks = PyUnicode_InternFromString("_backward_hooks");
+    get_to(&known.base, "_base");
+    get_to(&known.grad_fn, "grad_fn");
+    get_to(&known.hooks, "_backward_hooks");
+    get_to(&known.requires_grad, "requires_grad");
+    get_to(&known.grad, "grad");
+    get_to(&known.version, "_version");
     known.register_hooks = PyUnicode_InternFromString("_register_hook_dict");
-    known.requires_grad = PyUnicode_InternFromString("requires_grad");
-    known.grad = PyUnicode_InternFromString("grad");
-    known.version = PyUnicode_InternFromString("_version");
     known.first = PyUnicode_InternFromString("_first_arrives");
     known.another = PyUnicode_InternFromString("_another_arrives");
     known.cut = PyUnicode_InternFromString("cut");
     known.distance = PyUnicode_InternFromString("distance");
-    known.after_accumulation = PyUnicode_InternFromString("_post_accumulate_grad_hooks");
     known.begins = PyUnicode_InternFromString("_backward_begins");
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;

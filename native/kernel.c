@@ -189,16 +189,15 @@ static PyObject *of_gains(const Place *place, long routine) {
 }
 
 /* Packed terms; NULL without an exception where there are no tokens, or gains. */
-static PyObject *run(const Place *place, PyObject *tensor, long routine) {
+static PyObject *run(const Place *place, long routine) {
     double columns[sizeof(Moments) / sizeof(double)];
-    size_t shape[3];
     if (routine < 0 || routine > GAIN_COUNTS) {
         PyErr_Format(PyExc_ValueError, "no routine has the number %ld", routine);
         return NULL;
     }
     if (routine >= ROUTINES) return of_gains(place, routine);
-    if (routine == LATE_TOKENS && (!sizes_of(tensor, shape) || place->count == 0)) return NULL;
-    fill((int)routine, place, shape, columns);
+    if (routine == LATE_TOKENS && (!place->has_tokens || place->count == 0)) return NULL;
+    fill((int)routine, place, place->shape, columns);
     return packed(columns, columns_of((int)routine));
 }
 
@@ -216,7 +215,7 @@ static PyObject *measure(PyObject *module, PyObject *const *arguments, Py_ssize_
     }
     PyObject *found = PyDict_New();
     for (Py_ssize_t i = 0; found != NULL && i + 1 < PyTuple_Size(arguments[0]); i += 2) {
-        PyObject *terms = run(&place, arguments[1], PyLong_AsLong(PyTuple_GetItem(arguments[0], i + 1)));
+        PyObject *terms = run(&place, PyLong_AsLong(PyTuple_GetItem(arguments[0], i + 1)));
         const int failed = terms == NULL || PyDict_SetItem(found, PyTuple_GetItem(arguments[0], i), terms) < 0;
         Py_XDECREF(terms);
         if (failed) Py_CLEAR(found);
@@ -237,7 +236,7 @@ static PyObject *measure_all(PyObject *module, PyObject *const *arguments, Py_ss
     for (Py_ssize_t i = 0; found != NULL && i < count; i++) {
         Place place;
         PyObject *tensor = PyList_GetItem(arguments[1], i), *terms = NULL;
-        if (find(tensor, &place)) terms = run(&place, tensor, PyLong_AsLong(arguments[0]));
+        if (find(tensor, &place)) terms = run(&place, PyLong_AsLong(arguments[0]));
         else PyErr_Clear();
         if (terms == NULL && PyErr_Occurred()) {
             Py_CLEAR(found);

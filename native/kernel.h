@@ -39,7 +39,15 @@ typedef struct {
     const Kind *kind;
     const char *address;
     size_t count;
+    int has_tokens; /* three dimensions */
+    size_t shape[3]; /* of those */
 } Place;
+
+/* An attribute of torch.Tensor, and where the class has a plain getter for it, the way straight there. */
+typedef struct {
+    PyObject *name, *descriptor;
+    descrgetfunc get;
+} Attribute;
 
 enum { MOMENTS, SQUARES, LATE_TOKENS, ROUTINES, GAIN_SUMS = ROUTINES, GAIN_COUNTS }; /* the last two: of gains only */
 #define GAINS 6        /* columns of keelscope.jacobian.closed_forms.RowGains */
@@ -50,20 +58,26 @@ enum { MOMENTS, SQUARES, LATE_TOKENS, ROUTINES, GAIN_SUMS = ROUTINES, GAIN_COUNT
 typedef struct {
     PyObject *tensor, *parameter, *strided, *dtypes[KINDS];
     PyObject *is_contiguous, *is_neg, *numel, *data_ptr; /* methods of torch.Tensor, to be called with a tensor */
-    PyObject *layout, *is_cpu, *dtype, *shape;           /* names */
     PyObject *capsule;                                   /* kept alive */
+    Attribute layout, is_cpu, dtype, shape;
 } Torch;
 
 /* What hooks ask torch with, set once by prepare_hooks(). */
 typedef struct {
-    PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered;            /* callables */
-    PyObject *base, *grad_fn, *hooks, *register_hooks, *requires_grad, *grad, *version; /* names */
-    PyObject *first, *another, *begins, *cut, *distance, *after_accumulation;
+    PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
+    PyObject *register_hooks, *first, *another, *begins, *cut, *distance;    /* names */
+    Attribute base, grad_fn, hooks, requires_grad, grad, version;
 } Known;
 
 extern Torch torch;
 extern Known known;
 extern const Kind kinds[KINDS]; /* float32, float64, bfloat16, float16 */
+
+/* An attribute of a tensor, new. */
+PyObject *ask(PyObject *tensor, const Attribute *attribute);
+
+/* Finds the way to an attribute, once the classes are known. */
+void get_to(Attribute *attribute, const char *name);
 
 /* Takes a new reference; whether it is True. */
 int is_true(PyObject *owned);
@@ -74,9 +88,6 @@ size_t as_size(PyObject *owned);
 /* Finds a tensor that lies in host memory as it reads: contiguous, not negated, really written. An exception may be
    set where it does not. */
 int find(PyObject *tensor, Place *place);
-
-/* Sizes of a tensor with three dimensions; 0 otherwise. */
-int sizes_of(PyObject *tensor, size_t *shape);
 
 /* Columns that a routine fills. */
 size_t columns_of(int routine);

@@ -7,7 +7,7 @@
 /* What is known of one parameter on one step. */
 typedef struct {
     PyObject *gradient; /* borrowed, only compared */
-    long long version;  /* of gradient and parameter together */
+    long long version;  /* of the gradient */
     unsigned char is_reached, is_noted, is_stepped, is_summed;
 } Standing;
 
@@ -16,6 +16,7 @@ typedef struct {
     PyObject *owner;      /* weak reference to the object with _backward_begins() */
     PyObject *parameters; /* weak references */
     Py_ssize_t size, first;
+    long long weight; /* version of the first parameter, which an optimizer writes whose gradient stays as it is */
     Standing *standings;
     double *sums; /* [parameter, 2]: count and squares of gradients that were summed when they arrived */
     long long pass;
@@ -26,6 +27,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Passes *passes;
+    PyObject *hooks; /* the dictionary of a parameter that it is put in */
     Py_ssize_t index;
 } Mark;
 
@@ -94,7 +96,7 @@ static PyObject *parameter_of(const Passes *self, Py_ssize_t index) {
 }
 
 static long long version_of(PyObject *tensor) {
-    PyObject *version = PyObject_GetAttr(tensor, known.version);
+    PyObject *version = ask(tensor, &known.version);
     const long long number = version == NULL ? -1 : PyLong_AsLongLong(version);
     Py_XDECREF(version);
     return number;
@@ -102,10 +104,10 @@ static long long version_of(PyObject *tensor) {
 
 /* The gradient of a parameter, new, and how it stands; NULL without one. */
 static PyObject *stand(PyObject *parameter, Standing *now) {
-    PyObject *gradient = PyObject_GetAttr(parameter, known.grad);
+    PyObject *gradient = ask(parameter, &known.grad);
     if (gradient == NULL) return NULL;
     now->gradient = gradient;
-    now->version = (gradient == Py_None ? -1 : version_of(gradient)) + version_of(parameter);
+    now->version = gradient == Py_None ? -1 : version_of(gradient);
     if (gradient != Py_None) return gradient;
     Py_DECREF(gradient);
     return NULL;
@@ -119,20 +121,12 @@ static int add_pair(PyObject *indices, PyObject *gradients, Py_ssize_t index, Py
     return done ? 0 : -1;
 }
 
-/* Whether the hook of ours is the only one that is called after an accumulation: others may change the gradient. */
-static int is_alone(PyObject *parameter) {
-    PyObject *hooks = PyObject_GetAttr(parameter, known.after_accumulation);
-    const int alone = hooks != NULL && PyDict_Check(hooks) && PyDict_Size(hooks) == 1;
-    Py_XDECREF(hooks);
-    return alone;
-}
-
 /* The squares of a gradient that has just been accumulated, which lies in the cache now and not when the pass ends. */
 static void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
     Standing *standing = &self->standings[index];
     const double start = now();
     Place place;
-    PyObject *gradient = standing->is_stepped || !is_alone(parameter) ? NULL : stand(parameter, standing);
+    PyObject *gradient = standing->is_stepped ? NULL : stand(parameter, standing);
     if (gradient != NULL && find(gradient, &place)) {
         fill(SQUARES, &place, NULL, self->sums + 2 * index);
         standing->is_summed = 1;
@@ -143,64 +137,73 @@ static void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
 }
 
 /* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
-static int stands_still(Passes *self, Py_ssize_t index, int *has_gradient) {
+static int stands_still(Passes *self, Py_ssize_t index) {
     if (index < 0 || index >= self->size || !self->standings[index].is_noted) return -1;
     PyObject *parameter = parameter_of(self, index);
     if (parameter == NULL) return -1;
     Standing now;
     PyObject *gradient = stand(parameter, &now);
     const int still = now.gradient == self->standings[index].gradient && now.version == self->standings[index].version;
-    *has_gradient = gradient != NULL;
     Py_XDECREF(gradient);
     Py_DECREF(parameter);
     return still;
 }
 
-/* Of one reached parameter: the running gradient, unless it has been summed or its optimizer has stepped. */
-static int take_one(Passes *self, Py_ssize_t index, PyObject *summed, PyObject *indices, PyObject *gradients) {
+/* Notes the gradient of a parameter that a pass has reached; new, NULL where it has none. */
+static PyObject *note_gradient(Passes *self, Py_ssize_t index) {
     Standing *standing = &self->standings[index];
-    if (standing->is_summed && !standing->is_stepped) {
-        int has_gradient = 0;
-        standing->is_noted = 1;
-        if (stands_still(self, index, &has_gradient) == 1) {
-            if (self->first < 0) self->first = index;
-            return add_pair(summed, NULL, index, NULL);
-        }
-        standing->is_noted = 0; /* changed since, by a hook of another tensor or module: read as it is now */
-    }
     PyObject *parameter = parameter_of(self, index);
-    PyObject *gradient = parameter == NULL || standing->is_stepped ? NULL : stand(parameter, standing);
-    int failed = 0;
+    PyObject *gradient = parameter == NULL ? NULL : stand(parameter, standing);
     if (gradient != NULL) {
-        if (self->first < 0) self->first = index;
         standing->is_noted = 1;
-        failed = add_pair(indices, gradients, index, gradient);
+        if (self->first < 0) self->first = index;
+        if (self->first == index) self->weight = version_of(parameter);
+    } else if (standing->is_summed) {
+        standing->is_noted = 0;
     }
-    Py_XDECREF(gradient);
     Py_XDECREF(parameter);
-    return failed || PyErr_Occurred() ? -1 : 0;
+    return gradient;
 }
 
-/* take() -> reached, summed, packed sums of these [summed, 2], indices and gradients of the rest that run */
+/* Of one reached parameter: 1 where its gradient was summed and has not changed since, by a hook of another tensor or
+   module; otherwise the running gradient is given, unless its optimizer has stepped. */
+static int take_one(Passes *self, Py_ssize_t index, PyObject *indices, PyObject *gradients) {
+    const Standing then = self->standings[index], *now = &self->standings[index];
+    PyObject *gradient = then.is_stepped ? NULL : note_gradient(self, index);
+    if (gradient == NULL) return PyErr_Occurred() ? -1 : 0;
+    const int is_same = then.is_summed && then.gradient == now->gradient && then.version == now->version;
+    const int failed = !is_same && add_pair(indices, gradients, index, gradient) < 0;
+    Py_DECREF(gradient);
+    return failed || PyErr_Occurred() ? -1 : is_same;
+}
+
+/* take() -> flags of those reached, and of those summed; packed sums [parameter, 2] where any was; indices and gradients
+   of the rest that run */
 static PyObject *passes_take(PyObject *object, PyObject *none) {
     Passes *self = (Passes *)object;
-    PyObject *reached = PyList_New(0), *summed = PyList_New(0), *indices = PyList_New(0), *gradients = PyList_New(0);
-    double *sums = PyMem_Malloc(((size_t)self->size + 1) * 2 * sizeof *sums);
-    Py_ssize_t taken = 0;
-    int failed = reached == NULL || summed == NULL || indices == NULL || gradients == NULL || sums == NULL;
+    PyObject *indices = PyList_New(0), *gradients = PyList_New(0);
+    char *flags = PyMem_Calloc((size_t)self->size + 1, 2), *summed = flags + self->size;
+    int failed = indices == NULL || gradients == NULL || flags == NULL, has_any = 0;
     (void)none;
     for (Py_ssize_t i = 0; !failed && i < self->size; i++) {
         if (!self->standings[i].is_reached) continue;
         self->standings[i].is_reached = 0;
-        failed = add_pair(reached, NULL, i, NULL) < 0 || take_one(self, i, summed, indices, gradients) < 0;
-        if (failed || PyList_Size(summed) == taken) continue;
-        memcpy(sums + 2 * taken++, self->sums + 2 * i, 2 * sizeof *sums);
+        const int found = take_one(self, i, indices, gradients);
+        flags[i] = 1;
+        summed[i] = found == 1;
+        has_any |= found == 1;
+        failed = found < 0;
     }
-    const Py_ssize_t size = 2 * taken * (Py_ssize_t)sizeof *sums;
-    PyObject *found = failed ? NULL : Py_BuildValue("OOy#OO", reached, summed, sums, size, indices, gradients);
-    PyMem_Free(sums);
-    Py_XDECREF(reached);
-    Py_XDECREF(summed);
+    const Py_ssize_t size = has_any ? self->size : 0, bytes = 2 * size * (Py_ssize_t)sizeof *self->sums;
+    PyObject *which = failed ? NULL : PyByteArray_FromStringAndSize(summed, size);
+    PyObject *sums = failed ? NULL : PyByteArray_FromStringAndSize((const char *)self->sums, bytes);
+    PyObject *found = NULL;
+    if (which != NULL && sums != NULL) {
+        found = Py_BuildValue("y#OOOO", flags, self->size, which, sums, indices, gradients);
+    }
+    PyMem_Free(flags);
+    Py_XDECREF(which);
+    Py_XDECREF(sums);
     Py_XDECREF(indices);
     Py_XDECREF(gradients);
     return found == NULL && !PyErr_Occurred() ? PyErr_NoMemory() : found;
@@ -211,7 +214,7 @@ static int is_about_to_step(Passes *self, Py_ssize_t index, PyObject *indices, P
     Standing *standing = &self->standings[index];
     if (standing->is_stepped || standing->is_noted) return 1;
     PyObject *parameter = parameter_of(self, index);
-    PyObject *gradient = parameter == NULL ? NULL : PyObject_GetAttr(parameter, known.grad);
+    PyObject *gradient = parameter == NULL ? NULL : ask(parameter, &known.grad);
     const int has_gradient = gradient != NULL && gradient != Py_None;
     if (has_gradient) add_pair(indices, gradients, index, gradient);
     Py_XDECREF(gradient);
@@ -241,13 +244,13 @@ static PyObject *passes_stepping(PyObject *object, PyObject *argument) {
 }
 
 static PyObject *passes_rewritten(PyObject *object, PyObject *argument) {
-    int has_gradient, found = 0;
+    int found = 0;
     if (!PyList_Check(argument)) {
         PyErr_SetString(PyExc_TypeError, "rewritten() takes a list of indices");
         return NULL;
     }
     for (Py_ssize_t k = 0; !found && k < PyList_Size(argument); k++) {
-        found = stands_still((Passes *)object, PyLong_AsSsize_t(PyList_GetItem(argument, k)), &has_gradient) == 0;
+        found = stands_still((Passes *)object, PyLong_AsSsize_t(PyList_GetItem(argument, k))) == 0;
         if (PyErr_Occurred()) return NULL;
     }
     return PyBool_FromLong(found);
@@ -255,19 +258,23 @@ static PyObject *passes_rewritten(PyObject *object, PyObject *argument) {
 
 static PyObject *passes_untouched(PyObject *object, PyObject *none) {
     Passes *self = (Passes *)object;
-    int has_gradient = 0;
     (void)none;
-    const int still = stands_still(self, self->first, &has_gradient);
+    int is_still = stands_still(self, self->first) == 1;
+    PyObject *parameter = is_still ? parameter_of(self, self->first) : NULL;
+    if (parameter != NULL) is_still = version_of(parameter) == self->weight;
+    Py_XDECREF(parameter);
     if (PyErr_Occurred()) return NULL;
-    return PyBool_FromLong(still == 1 && has_gradient);
+    return PyBool_FromLong(is_still);
 }
 
-static PyObject *passes_mark(PyObject *object, PyObject *argument) {
-    const Py_ssize_t index = PyLong_AsSsize_t(argument);
-    if (PyErr_Occurred()) return NULL;
+static PyObject *passes_mark(PyObject *object, PyObject *args) {
+    PyObject *hooks;
+    Py_ssize_t index;
+    if (!PyArg_ParseTuple(args, "nO!", &index, &PyDict_Type, &hooks)) return NULL;
     Mark *mark = (Mark *)begin(mark_type);
     if (mark == NULL) return NULL;
     mark->passes = (Passes *)Py_NewRef(object);
+    mark->hooks = Py_NewRef(hooks);
     mark->index = index;
     return (PyObject *)mark;
 }
@@ -281,8 +288,8 @@ static struct PyMemberDef PASSES_MEMBERS[] = {
 static PyMethodDef PASSES_METHODS[] = {
     {"begin", passes_begin, METH_NOARGS, "begin(): a step begins"},
     {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
-    {"mark", passes_mark, METH_O, "mark(index) -> a hook on a parameter that notes it"},
-    {"take", passes_take, METH_NOARGS, "take() -> reached; summed, with sums; indices and gradients of the rest"},
+    {"mark", passes_mark, METH_VARARGS, "mark(index, hooks) -> what notes a parameter, to be put among its hooks"},
+    {"take", passes_take, METH_NOARGS, "take() -> who is reached; summed; sums; indices and gradients of the rest"},
     {"stepping", passes_stepping, METH_O,
      "stepping(indices) -> indices and gradients of those not noted; whether any has one"},
     {"rewritten", passes_rewritten, METH_O, "rewritten(indices) -> whether one has changed since it was noted"},
@@ -290,17 +297,33 @@ static PyMethodDef PASSES_METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
+static int mark_visit(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Mark *)self)->hooks);
+    return 0;
+}
+
+static int mark_clear(PyObject *self) {
+    Py_CLEAR(((Mark *)self)->hooks);
+    return 0;
+}
+
 static void mark_end(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    mark_clear(self);
     Py_XDECREF((PyObject *)((Mark *)self)->passes);
     end(self);
 }
+
+/* Whether no other hook is called after an accumulation, which may change the gradient and not show it. */
+static int is_alone(const Mark *self) { return self->hooks != NULL && PyDict_Size(self->hooks) == 1; }
 
 static PyObject *mark_call(PyObject *object, PyObject *args, PyObject *kwargs) {
     Mark *self = (Mark *)object;
     PyObject *parameter = PyTuple_Size(args) == 1 ? PyTuple_GetItem(args, 0) : NULL;
     (void)kwargs;
     if (parameter == NULL || note(self->passes, self->index) < 0) return NULL;
-    if (self->passes->is_summing) sum_up(self->passes, self->index, parameter);
+    if (self->passes->is_summing && is_alone(self)) sum_up(self->passes, self->index, parameter);
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }
@@ -310,11 +333,12 @@ static PyType_Slot PASSES_SLOTS[] = {{Py_tp_new, passes_new},
                                      {Py_tp_methods, PASSES_METHODS},
                                      {Py_tp_members, PASSES_MEMBERS},
                                      {0, NULL}};
-static PyType_Slot MARK_SLOTS[] = {{Py_tp_dealloc, mark_end}, {Py_tp_call, mark_call}, {0, NULL}};
+static PyType_Slot MARK_SLOTS[] = {{Py_tp_dealloc, mark_end},   {Py_tp_call, mark_call}, {Py_tp_traverse, mark_visit},
+                                   {Py_tp_clear, mark_clear}, {0, NULL}};
 
 static PyType_Spec PASSES = {"keelscope._kernel.Passes", sizeof(Passes), 0, Py_TPFLAGS_DEFAULT, PASSES_SLOTS};
 static PyType_Spec MARK = {"keelscope._kernel.Mark", sizeof(Mark), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, MARK_SLOTS};
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, MARK_SLOTS};
 
 int add_passes(PyObject *module) {
     mark_type = add_type(module, "Mark", &MARK);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import weakref
 from contextlib import nullcontext
@@ -213,13 +214,25 @@ def both(parameters):
     return owners, (quick, SlowPasses(weakref.ref(owners[1]), references))
 
 
+def mark(passes, parameters):
+    """As `keelscope.parameters.ParameterHooks` puts marks on parameters."""
+    for i, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(print).remove()
+        hooks = parameter._post_accumulate_grad_hooks
+        one = passes.mark(i, hooks)
+        hooks[one] = one
+
+
+def those(flags):
+    return [i for i, flag in enumerate(flags) if flag]
+
+
 @compiled
 def test_passes_are_those_of_python():
     parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
     owners, passes = both(parameters)
     for one in passes:
-        for i, parameter in enumerate(parameters):
-            parameter.register_post_accumulate_grad_hook(one.mark(i))
+        mark(one, parameters)
     a, b, _ = parameters
 
     def same(name, *arguments):
@@ -230,12 +243,18 @@ def test_passes_are_those_of_python():
     assert same("untouched") is False
     (a * b).sum().backward()
     reached, summed, _, running, gradients = same("take")
-    assert (reached, summed, running) == ([0, 1], [], [0, 1])
+    assert (reached, summed, running) == (b"\1\1\0", b"", [0, 1])
     assert gradients[0] is a.grad
     assert same("untouched") is True
     assert same("rewritten", [0, 1, 2]) is False
     a.grad.mul_(0.5)
     assert same("rewritten", [0, 1, 2]) is True
+    assert same("untouched") is False
+    (a * b).sum().backward()
+    same("take")
+    with torch.no_grad():
+        a.mul_(0.5)
+    assert same("rewritten", [0, 1, 2]) is False, "its gradient was not"
     assert same("untouched") is False
     parameters[2].grad = torch.ones(2)
     assert same("stepping", [0, 2])[0] == [2], "what no pass has shown"
@@ -244,7 +263,7 @@ def test_passes_are_those_of_python():
     for one in passes:
         one.begin()
     assert same("rewritten", [0, 1, 2]) is False
-    assert [owner.begun for owner in owners] == [2, 2]
+    assert [owner.begun for owner in owners] == [3, 3]
 
 
 def scaled(parameter):
@@ -268,16 +287,16 @@ def test_gradients_are_summed_when_they_arrive_where_nobody_can_change_them(kind
     quick.summing = 1
     if kind == "freed in a hook":
         weight.register_post_accumulate_grad_hook(stepped)
-    for i, parameter in enumerate(parameters):
-        parameter.register_post_accumulate_grad_hook(quick.mark(i))
+    mark(quick, parameters)
     if kind == "another hook":
         weight.register_post_accumulate_grad_hook(scaled)
     for _ in range(2 if kind == "twice" else 1):
         (table(torch.tensor([1, 2])) * weight).sum().backward()
-    reached, found, sums, indices, gradients = quick.take()
-    assert (reached, set(found)) == ([0, 1], summed)
-    for i, row in zip(found, np.frombuffer(sums).reshape(-1, 2), strict=True):
-        assert row.tolist() == pytest.approx(
+    reached, flags, sums, indices, gradients = quick.take()
+    found = those(flags)
+    assert (those(reached), set(found)) == ([0, 1], summed)
+    for i in found:
+        assert np.frombuffer(sums).reshape(2, 2)[i].tolist() == pytest.approx(
             [parameters[i].numel(), float(parameters[i].grad.double().square().sum())], rel=1e-12
         )
     left = [i for i in (0, 1) if i not in summed and parameters[i].grad is not None]
@@ -287,7 +306,7 @@ def test_gradients_are_summed_when_they_arrive_where_nobody_can_change_them(kind
     assert quick.rewritten([0, 1]) is False
     parameters[found[0]].grad.mul_(2.0)
     assert quick.rewritten([0, 1]) is True
-    assert quick.take() == ([], [], b"", [], [])
+    assert quick.take() == (b"\0\0", b"", b"", [], [])
 
 
 @compiled
@@ -296,8 +315,7 @@ def test_a_gradient_that_changes_later_in_the_pass_is_read_when_it_ends(change):
     early, late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
     _, (quick, _) = both([early, late])
     quick.summing = 1
-    for i, parameter in enumerate((early, late)):
-        parameter.register_post_accumulate_grad_hook(quick.mark(i))
+    mark(quick, (early, late))
 
     def meddle(_):
         assert early.grad is not None, "it has been accumulated"
@@ -309,9 +327,85 @@ def test_a_gradient_that_changes_later_in_the_pass_is_read_when_it_ends(change):
     late.register_hook(meddle)
     (early * (late * 1.0)).sum().backward()
     reached, summed, _, indices, gradients = quick.take()
-    assert (reached, summed) == ([0, 1], [1])
+    assert (those(reached), those(summed)) == ([0, 1], [1])
     assert indices == ([] if change == "taken away" else [0])
     assert all(gradient is early.grad for gradient in gradients)
+
+
+@compiled
+def test_a_pass_after_one_that_was_lost_begins_anew_wherever_it_begins():
+    first, second, third = parameters = [nn.Parameter(torch.ones(3)) for _ in range(3)]
+    owners, passes = both(parameters)
+    for one in passes:
+        mark(one, parameters)
+    passes[0].summing = 1
+
+    def lose(_):
+        raise RuntimeError("lost")
+
+    handle = first.register_hook(lose)
+    with pytest.raises(RuntimeError, match="lost"):
+        (second * (first * 1.0)).sum().backward()
+    handle.remove()
+    assert [owner.begun for owner in owners] == [1, 1], "it had reached one of them"
+    (third * 2.0).sum().backward()
+    assert [owner.begun for owner in owners] == [2, 2]
+    assert [those(one.take()[0]) for one in passes] == [[1, 2]] * 2
+
+
+@compiled
+def test_a_pass_inside_a_pass_is_one_of_its_own():
+    outer, inner = parameters = [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    owners, passes = both(parameters)
+    for one in passes:
+        mark(one, parameters)
+    passes[0].summing = 1
+    between = outer * 1.0
+
+    def descend(_):
+        with torch.enable_grad():
+            (inner * 3.0).sum().backward()
+
+    between.register_hook(descend)
+    between.sum().backward()
+    assert [owner.begun for owner in owners] == [2, 2]
+    assert [those(one.take()[0]) for one in passes] == [[0, 1]] * 2
+
+
+class Elsewhere(nn.Parameter):
+    """Keeps its gradient where only its class knows."""
+
+    @property
+    def grad(self):
+        return self.__dict__.get("kept")
+
+    @grad.setter
+    def grad(self, gradient):
+        self.__dict__["kept"] = gradient
+
+
+@compiled
+def test_a_gradient_that_a_class_of_its_own_keeps_is_asked_of_that_class():
+    odd = Elsewhere(torch.ones(2))
+    _, passes = both([odd])
+    odd.grad = torch.full((2,), 3.0)
+    for one in passes:
+        one.note(0)
+        assert one.take()[4][0] is odd.grad
+        assert one.rewritten([0]) is False
+        odd.grad.mul_(2.0)
+        assert one.rewritten([0]) is True
+
+
+@compiled
+def test_a_mark_goes_with_its_parameter():
+    parameter = nn.Parameter(torch.ones(2))
+    _, (quick, _) = both([parameter])
+    mark(quick, [parameter])
+    gone = weakref.ref(parameter._post_accumulate_grad_hooks)
+    del parameter
+    gc.collect()
+    assert gone() is None, "though the mark and the dictionary hold each other"
 
 
 @compiled
