@@ -24,7 +24,7 @@ from keelscope.unwinding import Breaks
 __all__ = ["Board", "Fetched", "Slot", "gather"]
 
 Slot = tuple[torch.device, Terms, int] | bytes
-"""Device, terms, index; or the terms themselves as packed doubles, as the compiled kernel gives them."""
+"""Device, terms, index; or the terms themselves as the compiled kernel gives them: packed doubles, or narrow integers."""
 Fetched = dict[tuple[torch.device, Terms], NDArray[np.float64]]
 """Terms by device, ``[observation, column]``."""
 
@@ -127,9 +127,19 @@ def gather(slots: Sequence[Slot], terms: Terms, fetched: Fetched) -> NDArray[np.
         ``[slot, column]``.
     """
     packed = [slot for slot in slots if isinstance(slot, bytes)]
-    if packed and len(packed) == len(slots):
-        return np.frombuffer(b"".join(packed)).reshape(len(slots), -1)
+    if packed and len(packed) == len(slots) and len({len(slot) for slot in packed}) == 1:
+        return _unpacked(b"".join(packed), len(slots) * len(terms.columns)).reshape(len(slots), -1)
     gathered = np.empty((len(slots), len(terms.columns)))
     for row, slot in enumerate(slots):
-        gathered[row] = np.frombuffer(slot) if isinstance(slot, bytes) else fetched[slot[0], terms][slot[2]]
+        gathered[row] = (
+            _unpacked(slot, len(terms.columns)) if isinstance(slot, bytes) else fetched[slot[0], terms][slot[2]]
+        )
     return gathered
+
+
+_NARROW = {1: np.uint8, 2: np.uint16}
+
+
+def _unpacked(packed: bytes, count: int) -> NDArray[np.float64]:
+    """So many numbers; how wide they are tells their type."""
+    return np.frombuffer(packed, _NARROW.get(len(packed) // max(1, count), np.float64)).astype(np.float64, copy=False)

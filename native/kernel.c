@@ -178,14 +178,32 @@ static PyObject *packed(const double *columns, size_t count) {
     return PyBytes_FromStringAndSize((const char *)columns, (Py_ssize_t)(count * sizeof *columns));
 }
 
+/* Counts in the narrowest integers that hold them all: few rows, many bins, and one such block per norm. */
+static PyObject *packed_counts(const double *counts, size_t most) {
+    const size_t width = most <= UINT8_MAX ? 1 : most <= UINT16_MAX ? 2 : sizeof *counts;
+    if (width > 2) return packed(counts, GAIN_BINS);
+    union {
+        uint8_t one[GAIN_BINS];
+        uint16_t two[GAIN_BINS];
+    } narrow;
+    for (int i = 0; i < GAIN_BINS; i++) {
+        if (width == 1) narrow.one[i] = (uint8_t)counts[i];
+        else narrow.two[i] = (uint16_t)counts[i];
+    }
+    return PyBytes_FromStringAndSize((const char *)&narrow, (Py_ssize_t)(width * GAIN_BINS));
+}
+
 /* NULL without an exception where these are no gains. */
 static PyObject *of_gains(const Place *place, long routine) {
     double columns[GAIN_BINS];
     const double *gains = (const double *)(const void *)place->address;
     if (place->kind != &kinds[1] || place->count % GAINS) return NULL;
-    if (routine == GAIN_COUNTS) count_gains(gains, place->count / GAINS, columns);
-    else sum_gains(gains, place->count / GAINS, columns);
-    return packed(columns, routine == GAIN_COUNTS ? GAIN_BINS : 2 + GAINS);
+    if (routine == GAIN_COUNTS) {
+        count_gains(gains, place->count / GAINS, columns);
+        return packed_counts(columns, place->count / GAINS);
+    }
+    sum_gains(gains, place->count / GAINS, columns);
+    return packed(columns, 2 + GAINS);
 }
 
 /* Packed terms; NULL without an exception where there are no tokens, or gains. */

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import jacobian
 
 import keelscope as ks
+from keelscope.board import Board, gather
 from keelscope.models import build
 from keelscope_probes import norms
 from keelscope_probes.norms import NORM_SPECTRUM, NORM_TRANSPORT, NORMS
@@ -344,3 +345,16 @@ def test_quantiles_of_many_sites_are_those_of_each():
     assert together.shape == (600, len(norms.QUANTILES))
     assert np.array_equal(together, np.stack(apart), equal_nan=True)
     assert np.isnan(together[5]).all()
+
+
+@pytest.mark.parametrize("rows", [0, 255, 256, 70_000])
+def test_counts_of_few_and_of_many_rows(rows):
+    """The kernel packs them in integers that are as narrow as the rows are few."""
+    gains = torch.full((rows, 6), 0.25, dtype=torch.float64)
+    gains[: rows // 7, 0] = 4.0
+    board = Board()
+    slots = [board.put(norms._HISTOGRAM, (g,)) for g in (gains, gains[:1], gains)]
+    found = gather(slots, norms._HISTOGRAM, board.fetch())
+    assert np.array_equal(found[0], norms._histogram_of(gains).numpy())
+    assert found.sum(-1).tolist() == [rows, min(rows, 1), rows]
+    assert np.array_equal(gather(slots[::2], norms._HISTOGRAM, board.fetch()), found[::2])
