@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections import OrderedDict
 
 import numpy as np
 import pytest
