@@ -257,13 +257,14 @@ class ParameterHooks:
             self._bulk.put_squares(Tap.PARAMETER_GRADIENT, summed, sums, self._step)
             for i, record in self._step.parameters.items():
                 record.accumulated = None if summed[i] else record.accumulated
-        if indices:
-            self._keep_gradients(indices, gradients)
+        self._keep_gradients(indices, gradients)
         self.seconds += time.perf_counter() - start + self._passes.seconds
         self._passes.seconds = 0.0
 
     def _keep_gradients(self, indices: list[int], gradients: list[Tensor]) -> None:
         """Measure running gradients, all together, in place of those of an earlier pass."""
+        if not indices:
+            return
         odd = [i for i, gradient in enumerate(gradients) if type(gradient) is not Tensor]
         self.unsummed.update(indices[i] for i in odd if is_unsummed(gradients[i]))
         self._replace(indices, self._bulk.measure(Tap.PARAMETER_GRADIENT, indices, gradients, self._step))
