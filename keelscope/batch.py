@@ -1,7 +1,8 @@
 """Terms of many small tensors at once, without the compiled kernel: outputs of modules, and their gradients.
 
-Most of what numpy takes for a small tensor is spent before it reads the first entry. So entries are copied as they lie,
-into one buffer of fixed size, and summed there all together; a large tensor is summed at once, where it lies.
+Most of what numpy takes for a small tensor is spent before it reads the first entry, and between two modules of a model
+every operation finds the caches full of something else. So entries are copied as they lie, into one buffer of fixed
+size, and summed there one after the other; only a large tensor is summed at once, where it lies.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from numpy.typing import NDArray
 from keelscope.hostsums import (
     BLOCK,
     LENGTH,
+    Shape,
     host_late_tokens,
     host_moments,
+    host_moments_and_late_tokens,
     host_squares,
-    late_tokens_of_rows,
+    late_tokens_of,
+    make_room,
     moments_of_rows,
     power_sums,
 )
@@ -30,11 +34,11 @@ __all__ = ["WIDTH", "Batch"]
 
 WIDTH = max(columns.stop for columns in COLUMNS.values())
 """Columns of a row of terms."""
-_LONG = LENGTH  # entries from which copying costs more than it saves
-_BYTES = 4 * BLOCK
+_LONG = BLOCK  # entries from which copying costs more than it saves
+_RUN = 4 * BLOCK  # entries of one run
+_BYTES = 64 * BLOCK
 _MOMENTS, _SQUARES, _LATE_TOKENS = COLUMNS[Routine.MOMENTS], COLUMNS[Routine.SQUARES], COLUMNS[Routine.LATE_TOKENS]
-
-Shape = tuple[int, ...]
+_BOTH = 1 << Routine.MOMENTS | 1 << Routine.LATE_TOKENS
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +57,7 @@ class Batch:
     """A buffer of entries that are still to be summed."""
 
     def __init__(self) -> None:
-        self._raw, self._wide = np.empty(_BYTES, dtype=np.uint8), np.empty(LENGTH)
+        self._raw, self._wide = np.empty(_BYTES, dtype=np.uint8), make_room()
         self._address = self._raw.ctypes.data
         self._runs: list[_Run] = []
         self._last: _Run | None = None
@@ -79,7 +83,7 @@ class Batch:
                 return
             size = count * dtype.itemsize
             key, last = (count, dtype, routines, shape), self._last
-            fits = last is not None and last.table is table and last.key == key and len(last.rows) < BLOCK // count
+            fits = last is not None and last.table is table and last.key == key and len(last.rows) < _RUN // count
             if not fits or self._used + size > _BYTES:
                 last = self._new_run(size, _Run(key, 0, table, []))
             ctypes.memmove(self._address + self._used, address, size)
@@ -104,28 +108,41 @@ class Batch:
         runs, self._runs, self._last, self._used = self._runs, [], None, 0
         with np.errstate(all="ignore"):
             for run in runs:
+                if run.key[0] > LENGTH:
+                    self._take_run(run)
+                    continue
                 count, dtype, routines, shape = run.key
                 raw = self._raw[run.start : run.start + len(run.rows) * count * dtype.itemsize].view(dtype)
                 run.table[run.rows] = self._terms_of(raw, len(run.rows), routines, shape)
 
+    def _take_run(self, run: _Run) -> None:
+        """Tensors that are long enough for one to be summed at a time."""
+        count, dtype, routines, shape = run.key
+        first, size = self._address + run.start, count * dtype.itemsize
+        for i, row in enumerate(run.rows):
+            self._take_long((first + i * size, count, dtype), routines, shape, run.table[row])
+
     def _terms_of(self, raw: NDArray[np.generic], rows: int, routines: int, shape: Shape | None) -> NDArray[np.float64]:
         """Terms of several tensors, one after the other: ``[row, WIDTH]``."""
-        flat, found = narrowed(raw), np.zeros((rows, WIDTH))
+        entries, found = narrowed(raw).reshape(rows, -1), np.zeros((rows, WIDTH))
+        of_tokens = shape if routines & 1 << Routine.LATE_TOKENS else None
+        sums, squares = power_sums(entries, self._wide, of_tokens[2] if of_tokens else 0)
+        if of_tokens:
+            found[:, _LATE_TOKENS] = late_tokens_of(squares, of_tokens)
+        squares = np.add.reduce(squares, axis=1)
         if routines & 1 << Routine.MOMENTS:
-            found[:, _MOMENTS] = moments_of_rows(flat.reshape(rows, -1), self._wide)
+            found[:, _MOMENTS] = moments_of_rows(entries, sums, squares, self._wide)
         if routines & 1 << Routine.SQUARES:
-            found[:, _SQUARES.start] = len(flat) // rows
-            found[:, _SQUARES.start + 1] = power_sums(flat.reshape(rows, -1), self._wide)[1]
-        if routines & 1 << Routine.LATE_TOKENS and shape is not None:
-            late = flat.reshape(rows, *shape)[:, :, shape[1] // 2 :]
-            found[:, _LATE_TOKENS] = late_tokens_of_rows(late, self._wide)
+            found[:, _SQUARES.start], found[:, _SQUARES.start + 1] = entries.shape[1], squares
         return found
 
     def _take_long(self, place: Place, routines: int, shape: Shape | None, found: NDArray[np.float64]) -> None:
         """Terms of a tensor where it lies, to ``[WIDTH]``."""
-        if routines & 1 << Routine.MOMENTS:
+        if routines & _BOTH == _BOTH and shape is not None:
+            found[_MOMENTS], found[_LATE_TOKENS] = host_moments_and_late_tokens(place, shape, self._wide)
+        elif routines & 1 << Routine.MOMENTS:
             found[_MOMENTS] = host_moments(place, self._wide)
+        elif routines & 1 << Routine.LATE_TOKENS and shape is not None:
+            found[_LATE_TOKENS] = host_late_tokens(place, shape, self._wide)
         if routines & 1 << Routine.SQUARES:
             found[_SQUARES] = place[1], host_squares(place, self._wide)
-        if routines & 1 << Routine.LATE_TOKENS and shape is not None:
-            found[_LATE_TOKENS] = host_late_tokens(place, shape, self._wide)

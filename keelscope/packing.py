@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.entries import plainly
-from keelscope.hostsums import BLOCK, LENGTH, host_moments, host_squares
+from keelscope.hostsums import BLOCK, LENGTH, host_moments, host_squares, make_room
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.onhost import place_of
 
@@ -51,7 +51,7 @@ class Packing:
     """The buffer, and plans for the sets of tensors that come again and again."""
 
     def __init__(self) -> None:
-        self._wide = np.empty(BLOCK)
+        self._wide = make_room()
         self._plans: dict[tuple[torch.Size, ...], _Plan] = {}
         self._lock = threading.Lock()
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from keelscope import kernel
-from keelscope.batch import WIDTH, Batch, Shape
+from keelscope.batch import WIDTH, Batch
 from keelscope.containment import warn_once
+from keelscope.hostsums import Shape
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.leaves import hook_plainly, hookable
 from keelscope.onhost import place_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from keelscope.batch import WIDTH, Batch
-from keelscope.hostsums import LENGTH
+from keelscope.hostsums import BLOCK, LENGTH
 from keelscope.kernel import Routine
 from keelscope.onhost import place_of
 from keelscope.packing import Packing
@@ -15,7 +15,7 @@ from keelscope.statistics import MOMENTS, SQUARES
 from keelscope_probes.gradients import _late_tokens_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-SHAPES = [(2, 3, 5), (2, 3, 5), (1, 1, 1), (2, 60, 64), (1, 3, LENGTH), (0, 2, 2), (3, 1, 7)]
+SHAPES = [(2, 3, 5), (2, 3, 5), (1, 1, 1), (2, 60, 64), (1, 3, LENGTH), (0, 2, 2), (3, 1, 7), (2, 64, 128)]
 
 
 def tensors() -> list[torch.Tensor]:
@@ -35,6 +35,18 @@ def test_a_batch_gives_the_terms_of_each_tensor():
     of_each = (MOMENTS.of, SQUARES.of, _late_tokens_of)
     expected = [np.concatenate([of(tensor).numpy() for of in of_each]) for tensor in several]
     np.testing.assert_allclose(table, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_more_than_the_buffer_holds_is_summed_in_between():
+    batch, table = Batch(), np.zeros((90, WIDTH))
+    for row in range(len(table)):
+        tensor = torch.full((2, 4, BLOCK // 8), float(row))
+        batch.put(place_of(tensor), 5, tuple(tensor.shape), table, row)
+        tensor.fill_(-1.0)  # what comes later does not count
+    batch.flush()
+    assert table[:, :2].tolist() == [[BLOCK, row] for row in range(len(table))]
+    np.testing.assert_allclose(table[1:, 8], 4 * np.log10(np.arange(1, 90) * (BLOCK // 8) ** 0.5), rtol=1e-12)
+    assert table[0, 8:].tolist() == [0, 0, 4]
 
 
 @pytest.mark.parametrize(("routine", "terms"), [(Routine.SQUARES, SQUARES), (Routine.MOMENTS, MOMENTS)])

@@ -10,7 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keelscope.hostsums import BLOCK, LENGTH, host_late_tokens, host_moments, host_squares
+from keelscope.hostsums import (
+    BLOCK,
+    LENGTH,
+    host_late_tokens,
+    host_moments,
+    host_moments_and_late_tokens,
+    host_squares,
+    make_room,
+)
 from keelscope.onhost import place_of
 
 SAMPLES = {
@@ -32,7 +40,7 @@ def check(tensor: torch.Tensor) -> None:
     assert found[[0, 3, 4, 5]].tolist() == [len(values), top, values.count(0.0), 0]
     assert found[1] == pytest.approx(mean, rel=1e-12, abs=1e-15 * top)
     spread = math.fsum((value - mean) ** 2 for value in values)
-    assert found[2] == pytest.approx(spread, rel=1e-10, abs=len(values) * (1e-15 * top) ** 2)
+    assert found[2] == pytest.approx(spread, rel=1e-10, abs=len(values) * (4e-15 * top) ** 2)
     assert host_squares(place_of(tensor)) == pytest.approx(math.fsum(value**2 for value in values), rel=1e-12)
 
 
@@ -60,7 +68,7 @@ def test_what_is_not_finite_is_counted(values):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (3, 40, 700), (1, 3, LENGTH + 1)])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (3, 40, 700), (1, 3, LENGTH + 1), (1, 2, BLOCK + 3)])
 def test_late_tokens(shape, dtype):
     tensor = torch.randn(shape).to(dtype)
     tensor[:, -1] = 0
@@ -72,3 +80,37 @@ def test_late_tokens(shape, dtype):
     np.testing.assert_allclose(
         found, [math.fsum(map(math.log10, above)), len(above), len(norms) - len(above)], rtol=1e-12
     )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (2, 5, 3), (4, 64, 128), (3, 40, 700), (1, 3, LENGTH + 1), (1, 9, LENGTH)]
+)
+@pytest.mark.parametrize("mean", [0.0, 100.0])
+def test_what_is_widened_once_gives_the_same(shape, dtype, mean):
+    tensor = (torch.randn(shape) + mean).to(dtype)
+    tensor[:, -1] = 0
+    place = place_of(tensor)
+    moments, late = host_moments_and_late_tokens(place, shape, make_room())
+    np.testing.assert_allclose(moments, host_moments(place), rtol=1e-11)
+    np.testing.assert_allclose(late, host_late_tokens(place, shape), rtol=1e-12)
+
+
+@given(
+    st.sampled_from([0.0, 1.0, -1e4, 1e-38, 1e30]),
+    st.sampled_from([0.0, 1e-3, 1.0, 1e-40, 1e30]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_a_mean_far_from_the_spread(mean, spread, dtype):
+    torch.manual_seed(0)
+    check((mean + spread * torch.randn(2 * LENGTH + 5, dtype=torch.float64)).to(dtype))
+
+
+@given(st.sampled_from([math.inf, -math.inf, math.nan]), st.integers(0, 64 * 300 - 1), st.integers(0, 64 * 300 - 1))
+def test_one_entry_among_many_is_not_finite(value, at, other):
+    tensor = torch.ones(64 * 300)
+    tensor[other], tensor[at] = 0, value
+    moments, late = host_moments_and_late_tokens(place_of(tensor), (4, 48, 100), make_room())
+    assert moments[4:].tolist() == [int(at != other), 1]
+    assert not math.isfinite(moments[1])
+    assert late[1:].tolist() == [4 * 24, 0]
