@@ -24,7 +24,7 @@ from keelscope.unwinding import Breaks
 __all__ = ["Board", "Fetched", "Slot", "gather"]
 
 Slot = tuple[torch.device, Terms, int] | bytes
-"""Device, terms, index; or the terms themselves as the compiled kernel gives them: packed doubles, or narrow integers."""
+"""Device, terms, index; or the terms themselves as the compiled kernel gives them: packed doubles or integers."""
 Fetched = dict[tuple[torch.device, Terms], NDArray[np.float64]]
 """Terms by device, ``[observation, column]``."""
 

@@ -44,12 +44,13 @@ class Bulk:
         self._by_tap = {tap: [probe for probe in probes if probe.tap is tap] for tap in Tap}
         self._terms: dict[int, tuple[Probe, tuple[Terms, ...]]] = {}
         """Of probes, by identity: kept, or another could take its place."""
-        self._shown: dict[str, frozenset[int]] = {}
+        self._shown: dict[str, frozenset[int] | range] = {}
         """Probe -> the parameters that it is shown."""
         for probe in probes:
             if probe.tap.axis is Axis.PARAMETER:
-                fitting = (i for i, watched in enumerate(parameters) if probe.fits(watched.owner))
-                self._shown[probe.name] = frozenset(fitting)
+                self._shown[probe.name] = _compact(
+                    [i for i, watched in enumerate(parameters) if probe.fits(watched.owner)], len(parameters)
+                )
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others.
@@ -211,3 +212,8 @@ def _put_all(terms: Terms, views: list[tuple[Tensor, ...]], step: StepRecord) ->
 
 def _always(_: Probe) -> bool:
     return True
+
+
+def _compact(rising: list[int], size: int) -> frozenset[int] | range:
+    """Indices to look others up in; all of them, as nearly always, take no room."""
+    return range(size) if len(rising) == size else frozenset(rising)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from keelscope import kernel
 from keelscope.containment import NO_OP, Unscriptable
 from keelscope.topology.listener import Listener
 
-__all__ = ["AfterModule", "BeforeModule", "Ears", "Hears", "hang_all"]
+__all__ = ["Ear", "Ears", "Hears"]
 
 
 class Hears(Protocol):
@@ -36,45 +38,42 @@ class Hears(Protocol):
         """Any other call has ended, or one of the model itself."""
 
 
-_NOTHING = object()
 _task: Callable[[], int] = torch._C._current_graph_task_id
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BeforeModule(Unscriptable):
-    """Hook before one module; a copy of the module carries a no-op in its place."""
+@dataclass(slots=True, eq=False)
+class Ear(Unscriptable):
+    """Hook before and after one module; a copy of the module carries a no-op in its place.
+
+    There is one for every module of the model, so that it is one object, under a number that all have in common.
+    """
 
     owner: weakref.ref[Hears]
     path: str
+    module: weakref.ref[nn.Module]
+    is_refused: bool = False
+    """Whether the module takes no hooks: a scripted one, and what it does is unknown."""
 
-    def __call__(self, module: nn.Module, *_: object) -> None:
-        """Note that the module starts."""
+    def __call__(self, module: nn.Module, args: object, *others: object) -> None:
+        """Note that the module starts; with keyword arguments and output, what it took and gave."""
         look = None if torch.compiler.is_compiling() else self.owner()
         if look is None:
             return
+        if not others:
+            self._before(look, module)
+        elif len(others) > 1:
+            self._after(look, module, args, *others)
+        # else a hook that another hook of the same call has just taken off, called once more without keyword arguments
+
+    def _before(self, look: Hears, module: nn.Module) -> None:
         listener = look.listener
         if listener is not None and _task() == -1:
             listener.before(self.path)
         else:
             look.starts(self.path, module)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return NO_OP
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class AfterModule(Unscriptable):
-    """Hook after one module; a copy of the module carries a no-op in its place."""
-
-    owner: weakref.ref[Hears]
-    path: str
-
-    def __call__(self, module: nn.Module, args: object, kwargs: object, output: object = _NOTHING) -> None:
+    def _after(self, look: Hears, module: nn.Module, args: object, kwargs: object, output: object) -> None:
         """Note what the module took and gave, by the nodes of its tensors."""
-        look = None if torch.compiler.is_compiling() else self.owner()
-        # A hook that another hook of the same call has just taken off is called once more, without keyword arguments.
-        if look is None or output is _NOTHING:
-            return
         listener = look.listener
         if listener is None or not self.path or _task() != -1:
             look.ends(self.path, module, (args, kwargs), output)
@@ -87,72 +86,78 @@ class AfterModule(Unscriptable):
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
 
-
-class Ears(NamedTuple):
-    """The hooks on one module, by their numbers: handles take twenty times the memory."""
-
-    module: weakref.ref[nn.Module]
-    before: BeforeModule
-    after: AfterModule
-    first: int = -1
-    second: int = -1
-
-    @classmethod
-    def on(cls, module: nn.Module, path: str, owner: weakref.ref[Hears]) -> Ears:
-        """Put hooks on a module.
+    def hang(self, number: int, *, on: bool) -> None:
+        """Put the hook on, or take it off.
 
         Args:
-            module: the module.
-            path: its path.
-            owner: what is told.
-
-        Returns:
-            The hooks, which are on the module now.
+            number: what it goes under, on every module.
+            on: whether to put it on.
         """
-        before, after = BeforeModule(owner, path), AfterModule(owner, path)
-        try:
-            first = module.register_forward_pre_hook(before).id
-            second = module.register_forward_hook(after, with_kwargs=True).id
-        except (RuntimeError, AttributeError):  # a scripted module takes no hooks; what it does is unknown
-            return cls(weakref.ref(module), before, after)
-        return cls(weakref.ref(module), before, after, first, second)
-
-    @property
-    def is_refused(self) -> bool:
-        """Whether the module took no hooks."""
-        return self.second < 0
-
-    def hang(self, *, on: bool) -> None:
-        """Put them on again, or take them off."""
         module = self.module()
-        if module is None or self.second < 0:
+        if module is None or self.is_refused:
             return
         if on:
-            module._forward_pre_hooks[self.first] = self.before
-            module._forward_hooks[self.second] = self.after
-            module._forward_hooks_with_kwargs[self.second] = True
+            module._forward_pre_hooks[number] = module._forward_hooks[number] = self
+            module._forward_hooks_with_kwargs[number] = True
         else:
-            module._forward_pre_hooks.pop(self.first, None)
-            module._forward_hooks.pop(self.second, None)
-            module._forward_hooks_with_kwargs.pop(self.second, None)
+            for hooks in _places(module):
+                hooks.pop(number, None)
+
+
+class Ears:
+    """The hooks on the modules of one model.
+
+    Args:
+        modules: with their paths.
+        owner: what is told.
+    """
+
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]], owner: weakref.ref[Hears]) -> None:
+        self._ears = [
+            Ear(owner, path, weakref.ref(module), is_refused=not _takes_hooks(module)) for path, module in modules
+        ]
+        self._number = RemovableHandle(OrderedDict()).id  # no other hook of the process has it
+
+    def are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
+        """Whether these are the modules."""
+        return [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+
+    def refused(self) -> set[int]:
+        """Identity of the modules that take no hooks."""
+        return {id(ear.module()) for ear in self._ears if ear.is_refused}
+
+    def hang(self, *, on: bool) -> None:
+        """Put the hooks on, or take them off."""
+        if not kernel.hang_hooks(self._ears, self._number, on=on):
+            for ear in self._ears:
+                ear.hang(self._number, on=on)
 
     def take_off(self) -> None:
         """Take them off for good: dictionaries that are empty then give back the room for entries, which pop keeps."""
         self.hang(on=False)
-        module = self.module()
-        if module is not None and self.second >= 0:
-            for hooks in (module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_with_kwargs):
+        for ear in self._ears:
+            module = ear.module()
+            for hooks in () if module is None or ear.is_refused else _places(module):
                 if not hooks:
                     hooks.clear()
 
 
-def hang_all(ears: list[Ears], *, on: bool) -> None:
-    """Put hooks on modules again, or take them off.
+def _places(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_with_kwargs
 
-    Args:
-        ears: the hooks.
-        on: whether to put them on.
-    """
-    if not kernel.hang_hooks(ears, on=on):
-        for each in ears:
-            each.hang(on=on)
+
+def _takes_hooks(module: nn.Module) -> bool:
+    """Whether hooks can be registered on a module; asked only of one that has a way of its own to do so."""
+    registers = type(module).register_forward_pre_hook, type(module).register_forward_hook
+    if registers == (nn.Module.register_forward_pre_hook, nn.Module.register_forward_hook):
+        return "_forward_pre_hooks" in vars(module)
+    try:
+        module.register_forward_pre_hook(_ignore).remove()
+        module.register_forward_hook(_ignore, with_kwargs=True).remove()
+    except (RuntimeError, AttributeError):
+        return False
+    return True
+
+
+def _ignore(*_: object) -> None:
+    """Nobody asked."""

@@ -7,6 +7,7 @@ are measured by `keelscope.parameters`, where those of all parameters are.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -55,8 +56,6 @@ class GateHooks:
         """What was found; complete after the first row."""
         self.modules = ModuleHooks((), (), lambda enabled: record_for(enabled).of_gates())
         self._plan = plan
-        self._indices = {watched.site.path: i for i, watched in enumerate(plan.parameters)}
-        self._by_path = dict(plan.everything)
         self._listened: list[str] = []
         self._raw: dict[int, Tensor] = {}
         self._weights: _Found = {}
@@ -65,6 +64,16 @@ class GateHooks:
         self._is_settled = False
         if self.probes:
             self._listen(declared_gates(plan))
+
+    @functools.cached_property
+    def _indices(self) -> Mapping[str, int]:
+        """Path of each parameter -> its index; most models have no gate to look up."""
+        return {watched.site.path: i for i, watched in enumerate(self._plan.parameters)}
+
+    @functools.cached_property
+    def _by_path(self) -> Mapping[str, nn.Module]:
+        """The modules."""
+        return dict(self._plan.everything)
 
     @property
     def every(self) -> Callable[[Probe], bool]:
@@ -243,7 +252,9 @@ class GateHooks:
         self.end()
         self.gates, self.probes = (), ()
         self._plan = SitePlan((), (), (), self._plan.stacks)
-        self._raw, self._by_path, self._indices = {}, {}, {}
+        self._raw = {}
+        for found in ("_by_path", "_indices"):
+            self.__dict__.pop(found, None)
 
     def _number(self, gate: ResidualGate) -> Tensor | None:
         """The parameter, buffer or number of a gate; None where its module says what it is."""

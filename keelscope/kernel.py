@@ -244,11 +244,12 @@ def call_noter() -> Callable[..., bool] | None:
     return None if _native is None else _native.note_call
 
 
-def hang_hooks(ears: list[Any], *, on: bool) -> bool:
+def hang_hooks(ears: list[Any], number: int, *, on: bool) -> bool:
     """Put hooks on modules, or take them off.
 
     Args:
-        ears: see `keelscope.ears.Ears`.
+        ears: each an `keelscope.ears.Ear`.
+        number: what they go under on their modules.
         on: whether to put them on.
 
     Returns:
@@ -256,7 +257,7 @@ def hang_hooks(ears: list[Any], *, on: bool) -> bool:
     """
     if _native is None:
         return False
-    _native.hang_hooks(ears, on)
+    _native.hang_hooks(ears, number, on)
     return True
 
 

@@ -60,8 +60,10 @@ class ParameterHooks:
         self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
         self._handles = ExitStack()
-        self._placed: list[tuple[dict[Hashable, Hashable], Hashable]] = []
-        """Dictionaries of hooks, and the key of ours in each."""
+        self._placed: list[dict[Hashable, Hashable]] = []
+        """Dictionaries of hooks that ours are in."""
+        self._marks: list[Hashable] = []
+        """The key of ours in each."""
         self.hooked: set[int] = set()
         self.hookings = 0
         """How often a parameter came to them."""
@@ -103,10 +105,10 @@ class ParameterHooks:
         """Hook every trainable parameter; doing so twice changes nothing."""
         if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
-        for reference in self._parameters:
+        for reference, key in zip(self._parameters, self._index, strict=True):
             parameter = reference()
-            if parameter is not None and id(parameter) not in self.hooked:
-                self._hook(parameter)
+            if parameter is not None and key not in self.hooked:
+                self._hook(parameter, key)
 
     @property
     def is_complete(self) -> bool:
@@ -117,13 +119,14 @@ class ParameterHooks:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
             if parameter is not None and id(parameter) not in self.hooked and id(parameter) in self._index:
-                self._hook(parameter)
+                self._hook(parameter, id(parameter))
 
     def detach(self) -> None:
         """Give every handle back."""
-        for hooks, mark in self._placed:
+        for hooks, mark in zip(self._placed, self._marks, strict=True):
             hooks.pop(mark, None)
         self._placed.clear()
+        self._marks.clear()
         self._handles.close()
         self.hooked.clear()
         self._before.clear()
@@ -210,13 +213,14 @@ class ParameterHooks:
         self.has_stepped |= has_any
         return indices, gradients
 
-    def _hook(self, parameter: nn.Parameter) -> None:
+    def _hook(self, parameter: nn.Parameter, key: int) -> None:
+        """Hook a parameter; the key is its identity, as a number of which there is one object for all who keep it."""
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
-        if not trainable or not parameter.is_leaf or id(parameter) in self.hooked:
+        if not trainable or not parameter.is_leaf:
             return
-        self.hooked.add(id(parameter))
+        self.hooked.add(key)
         self.hookings += 1
-        i = self._index[id(parameter)]
+        i = self._index[key]
         self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
             handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
@@ -229,7 +233,8 @@ class ParameterHooks:
         hooks = parameter._post_accumulate_grad_hooks
         mark: Hashable = self._passes.mark(i, hooks)
         hooks[mark] = mark
-        self._placed.append((hooks, mark))
+        self._placed.append(hooks)
+        self._marks.append(mark)
 
     @contained
     def _on_leaf(self, i: int, gradient: Tensor) -> None:

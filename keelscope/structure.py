@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
-from keelscope.ears import Ears, hang_all
+from keelscope.ears import Ears
 from keelscope.leaves import floating_leaves
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
@@ -53,7 +53,7 @@ class Look:
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
         self._memory = Memory()
-        self._ears: list[Ears] = []
+        self._ears: Ears | None = None
         """On every module of the last look."""
         self._is_placed = self._keeps = False
         self.listener: Listener | None = None
@@ -79,12 +79,10 @@ class Look:
         if self.listener is not None:
             self.listener.most = self._left
         self._keeps = keep
-        if [(ears.before.path, ears.module()) for ears in self._ears] == list(modules):
-            self._hang(on=True)
-            return
-        self._is_placed = True
-        self._ears = [Ears.on(module, path, weakref.ref(self)) for path, module in modules]
-        self.ran |= {id(module) for (_, module), ears in zip(modules, self._ears, strict=True) if ears.is_refused}
+        if self._ears is None or not self._ears.are_on(modules):
+            self._ears = Ears(modules, weakref.ref(self))
+            self.ran |= self._ears.refused()
+        self._hang(on=True)
 
     @contained
     def read(self) -> None:
@@ -118,7 +116,7 @@ class Look:
         self._let_go()
         self._hang(on=False)
         if not self._keeps:
-            self._ears = []  # no other look will need them
+            self._ears = None  # no other look will need them
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -143,14 +141,13 @@ class Look:
             warn_once(self, error)
 
     def _hang(self, *, on: bool) -> None:
-        if self._is_placed is on:
+        if self._is_placed is on or self._ears is None:
             return
         self._is_placed = on
         if on or self._keeps:
-            hang_all(self._ears, on=on)
-        else:  # for good
-            for ears in self._ears:
-                ears.take_off()
+            self._ears.hang(on=on)
+        else:
+            self._ears.take_off()
 
     def _let_go(self) -> None:
         if self.listener is not None:

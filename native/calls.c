@@ -6,7 +6,7 @@
 #define MOST 6 /* tensors of a call */
 
 static struct {
-    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs; /* names */
+    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused; /* names */
 } words;
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
 } Noted;
 
 static int get_ready(void) {
-    if (words.with_kwargs != NULL) return 1;
+    if (words.is_refused != NULL) return 1;
     words.grad_fn = PyUnicode_InternFromString("grad_fn");
     words.slot = PyUnicode_InternFromString("output_nr");
     words.version = PyUnicode_InternFromString("_version");
@@ -23,7 +23,9 @@ static int get_ready(void) {
     words.before = PyUnicode_InternFromString("_forward_pre_hooks");
     words.after = PyUnicode_InternFromString("_forward_hooks");
     words.with_kwargs = PyUnicode_InternFromString("_forward_hooks_with_kwargs");
-    return words.with_kwargs != NULL;
+    words.module = PyUnicode_InternFromString("module");
+    words.is_refused = PyUnicode_InternFromString("is_refused");
+    return words.is_refused != NULL;
 }
 
 /* 1: noted; 0: needs no gradient; -1: Python must look. */
@@ -105,24 +107,30 @@ static int set(PyObject *module, PyObject *name, PyObject *key, PyObject *value)
     return done;
 }
 
-/* hang_hooks(ears, on): ears are tuples of a reference to a module, the hooks before and after it, and their numbers, which
-   are negative where there are none */
+/* Under one number in the dictionaries of its module; 0, or -1 with an exception. */
+static int hang(PyObject *ear, PyObject *number, int on) {
+    PyObject *reference = PyObject_GetAttr(ear, words.module), *refused = PyObject_GetAttr(ear, words.is_refused);
+    PyObject *module = reference == NULL ? NULL : PyWeakref_GetObject(reference);
+    int failed = module == NULL || refused == NULL;
+    if (!failed && module != Py_None && refused != Py_True) {
+        Py_INCREF(module);
+        failed = set(module, words.before, number, on ? ear : NULL) < 0 ||
+                 set(module, words.after, number, on ? ear : NULL) < 0 ||
+                 set(module, words.with_kwargs, number, on ? Py_True : NULL) < 0;
+        Py_DECREF(module);
+    }
+    Py_XDECREF(reference);
+    Py_XDECREF(refused);
+    return failed ? -1 : 0;
+}
+
+/* hang_hooks(ears, number, on): see keelscope.ears */
 PyObject *hang_hooks(PyObject *module, PyObject *args) {
-    PyObject *list, *reference, *before, *after, *first, *second;
+    PyObject *list, *number;
     int on, failed = 0;
     (void)module;
-    if (!get_ready() || !PyArg_ParseTuple(args, "O!p", &PyList_Type, &list, &on)) return NULL;
-    for (Py_ssize_t i = 0; !failed && i < PyList_Size(list); i++) {
-        if (!PyArg_ParseTuple(PyList_GetItem(list, i), "OOOOO", &reference, &before, &after, &first, &second)) return NULL;
-        PyObject *watched = PyWeakref_GetObject(reference);
-        if (watched == NULL) return NULL;
-        if (watched == Py_None || PyLong_AsLong(second) < 0) continue;
-        Py_INCREF(watched);
-        failed = set(watched, words.before, first, on ? before : NULL) < 0 ||
-                 set(watched, words.after, second, on ? after : NULL) < 0 ||
-                 set(watched, words.with_kwargs, second, on ? Py_True : NULL) < 0;
-        Py_DECREF(watched);
-    }
+    if (!get_ready() || !PyArg_ParseTuple(args, "O!Op", &PyList_Type, &list, &number, &on)) return NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyList_Size(list); i++) failed = hang(PyList_GetItem(list, i), number, on) < 0;
     if (failed) return NULL;
     Py_RETURN_NONE;
 }

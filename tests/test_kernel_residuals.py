@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from keelscope import kernel
-from keelscope.ears import Ears, hang_all
+from keelscope.ears import Ears
 from keelscope.topology.graph import Graph
 from keelscope.topology.imprint import Imprint
 from keelscope.topology.listener import Listener
@@ -111,8 +111,18 @@ def test_hooks_are_put_on_and_taken_off(native, monkeypatch):
     if not native:
         monkeypatch.setattr(kernel, "_native", None)
     module = nn.Linear(2, 2)
-    ears = [Ears.on(module, "a", lambda: None)]
+    ears = Ears([("a", module)], lambda: None)
     for on in (False, False, True, True, False):
-        hang_all(ears, on=on)
+        ears.hang(on=on)
         kept = module._forward_pre_hooks, module._forward_hooks, module._forward_hooks_with_kwargs
         assert [len(hooks) for hooks in kept] == [int(on)] * 3
+    assert not ears.refused()
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_module_without_hooks_is_left_alone():
+    scripted, bare = torch.jit.script(nn.Linear(2, 2)), object.__new__(nn.Linear)
+    ears = Ears([("a", scripted), ("b", bare)], lambda: None)
+    ears.hang(on=True)
+    ears.take_off()
+    assert ears.refused() == {id(scripted), id(bare)}

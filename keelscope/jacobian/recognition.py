@@ -79,8 +79,10 @@ class Recogniser:
             return known[1]
         if any(is_lazy(t) for t in (*module._parameters.values(), *module._buffers.values()) if t is not None):
             return _torch_reader(module)  # what it will be shows after its first call
-        reader = _torch_reader(module) if _runs_forward_of_torch(module) else self._tried(module)
-        self._readers[module] = (type(module), reader)
+        own = _runs_forward_of_torch(module)
+        reader = _torch_reader(module) if own else self._tried(module)
+        if reader is not None or not own:  # that a layer of torch is no norm is told at once, and most are none
+            self._readers[module] = (type(module), reader)
         return reader
 
     def _tried(self, module: nn.Module) -> Reader | None:

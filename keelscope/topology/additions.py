@@ -61,6 +61,9 @@ def residual_additions(terms: Terms, inside: Container[int]) -> tuple[list[Addit
     return list(found.values()), search.streams
 
 
+_APART = 4
+"""Of the states of a walk one in so many is remembered: a walk down the same streams is at one of them soon enough."""
+
 _Meeting = tuple[Key, int, int]
 """Where operands meet: the tensor, and bit masks of the operands that come from it lightly only, or heavily."""
 
@@ -114,7 +117,7 @@ class _Search:
                     break
                 states.append(state)
             met = self._step(reached, queue)
-        self._met.update(dict.fromkeys(states, met))
+        self._met.update(dict.fromkeys(states[::_APART], met))
         return met
 
     def _step(self, reached: dict[Key, tuple[int, int]], queue: list[tuple[int, int]]) -> _Meeting | None:

@@ -82,14 +82,18 @@ class Graph:
         unwind(self.nodes, (node for node in found if node not in consumers))
         self.index = {node: i for i, node in enumerate(self.nodes)}
         self.names = [operation(node) for node in self.nodes]
+        self._first: list[Key] = [(i, 0) for i in range(len(self.nodes))]
+        """The first output of each node: nearly all keys, and those who keep one share it."""
         self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]
         """Per node its input tensors; None where one needs no gradient."""
         self.readers: dict[Key, tuple[int, ...]] = {}
         """Per tensor the nodes that take it, one entry per use."""
         for i, keys in enumerate(self.inputs):
+            alone = (i,)
             for key in keys:
                 if key is not None:
-                    self.readers[key] = (*self.readers.get(key, ()), i)
+                    known = self.readers.get(key)
+                    self.readers[key] = alone if known is None else (*known, i)
         self._heavy: dict[int, bool] = {}
         self.shapes: dict[Key, tuple[int, ...] | None] = {}
         """Shapes that were asked for: what is read from the graph depends on these and no others."""
@@ -99,13 +103,14 @@ class Graph:
         """Plain numbers kept by nodes that were asked for."""
 
     def _inputs(self, node: Node) -> tuple[Key | None, ...]:
-        edges = node.next_functions
-        return tuple(None if source is None else (self.index[source], output) for source, output in edges)
+        return tuple([self.key(source, output) for source, output in node.next_functions])
 
     def key(self, node: Node | None, output: int) -> Key | None:
         """The tensor that a node puts out, or None if it is not in the graph."""
         index = None if node is None else self.index.get(node)
-        return None if index is None else (index, output)
+        if index is None:
+            return None
+        return (index, output) if output else self._first[index]
 
     def number(self, index: int) -> int:
         """Autograd's sequence number of a node: it grows from one operation to the next."""

@@ -124,7 +124,7 @@ class Listener:
             for value in _plain(inputs):
                 self._note(value, leaves=True)
             self.rows.append((path, module, span, first, middle, len(self.nodes)))
-            if _is_gate(path, type(module).__name__):
+            if _is_gate(path.rpartition(".")[2], type(module).__name__):
                 self._note_gate(path, output)
         elif torch.is_grad_enabled():
             self.without_gradient[path] = None
@@ -213,8 +213,8 @@ def _plain(inputs: object) -> tuple[object, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_gate(path: str, kind: str) -> bool:
-    return _GATE.search(f"{path.rpartition('.')[2]} {kind}".lower()) is not None
+def _is_gate(name: str, kind: str) -> bool:
+    return _GATE.search(f"{name} {kind}".lower()) is not None
 
 
 def _kind(module: nn.Module) -> str:
