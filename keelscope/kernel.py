@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
-    from keelscope._kernel import Page, Passes
+    from keelscope._kernel import Flow, Page, Passes
     from keelscope.unwinding import Breaks
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "Program",
     "Routine",
     "call_noter",
+    "flow",
     "hang_hooks",
     "is_compiled",
     "measure",
@@ -42,6 +43,7 @@ __all__ = [
     "passes",
     "program",
     "residual_gradients",
+    "residual_rows",
     "residual_sums",
     "residual_weight",
     "same_nodes",
@@ -217,6 +219,24 @@ def residual_gradients(*tensors: Tensor) -> bytes | None:
     return None if _native is None else _native.residual_gradients(*tensors)
 
 
+def residual_rows(
+    operands: list[tuple[Tensor, Tensor, Tensor]], flags: list[Tensor | None] | None = None
+) -> tuple[NDArray[np.float64], list[int]] | None:
+    """`residual_sums` of many sub-layers in one call, or `residual_weight` without flags.
+
+    Args:
+        operands: stream, shortcut and branch of each.
+        flags: of each; None where all are 0.
+
+    Returns:
+        ``[sub-layer, column]``, and the places of those that only torch can read; None without the compiled kernel.
+    """
+    if _native is None:
+        return None
+    packed, left = _native.residual_rows(flags, operands)
+    return np.frombuffer(packed).reshape(len(operands), 2 if flags is None else 8), left
+
+
 def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> list[Node] | None:
     """Walk a graph beside one of a known shape, see `keelscope.topology.imprint`.
 
@@ -300,6 +320,22 @@ def passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]])
         The note; None without the compiled kernel.
     """
     return None if _native is None else _native.Passes(owner, parameters)
+
+
+def flow(owner: weakref.ref[Any], numbers: bytes, streams: int, sublayers: int, *, sums: bool) -> Flow | None:
+    """What adds up gradients by the way they came, see `keelscope.paths.flow`.
+
+    Args:
+        owner: takes what the kernel does not.
+        numbers: the plan, see `keelscope.paths.plan`.
+        streams: number of stream tensors.
+        sublayers: number of sub-layers.
+        sums: whether to take the sums of `residual_gradients`.
+
+    Returns:
+        The flow; None without the compiled kernel.
+    """
+    return None if _native is None else _native.Flow(owner, numbers, streams, sublayers, sums)
 
 
 def tree_changed(entries: list[tuple[Any, ...]]) -> bool | None:
