@@ -43,9 +43,6 @@ __all__ = [
     "page",
     "passes",
     "program",
-    "residual_gradients",
-    "residual_sums",
-    "residual_weight",
     "same_nodes",
     "tree_of",
 ]
@@ -180,43 +177,6 @@ def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: in
         Packed ``[2, row]``; None where only torch can read them.
     """
     return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
-
-
-def residual_sums(*tensors: Tensor) -> bytes | None:
-    """Sums over the operands of a residual sum, see `keelscope_probes.sublayers`.
-
-    Args:
-        tensors: stream, shortcut, branch, and flags that are added up.
-
-    Returns:
-        Packed columns; None where only torch can read them.
-    """
-    return None if _native is None else _native.residual_sums(*tensors)
-
-
-def residual_weight(stream: Tensor, shortcut: Tensor) -> bytes | None:
-    """What a shortcut does to squares.
-
-    Args:
-        stream: x.
-        shortcut: a x.
-
-    Returns:
-        Packed 1 and ``|a x|^2 / |x|^2``; None where only torch can read them.
-    """
-    return None if _native is None else _native.residual_weight(stream, shortcut)
-
-
-def residual_gradients(*tensors: Tensor) -> bytes | None:
-    """Squares of the six gradients around a sub-layer, see `keelscope_probes.sublayers`.
-
-    Args:
-        tensors: the gradients.
-
-    Returns:
-        Packed columns; None where only torch can read them.
-    """
-    return None if _native is None else _native.residual_gradients(*tensors)
 
 
 def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> list[Node] | None:

@@ -39,7 +39,8 @@ def observed(
     """
     residuals, gates, topology = beside
     if probe.tap.axis is Axis.SUBLAYER:
-        return residuals.along(topology), len(topology) if topology is not None else 0, no_blocks
+        sites = len(topology) if topology is not None else 0
+        return residuals.along(topology), sites, residuals.blocks(topology)
     if probe.tap.axis is Axis.GATE:
         return gates.along(probe.tap, step), len(gates.gates), no_blocks
     if probe.tap.of_module:

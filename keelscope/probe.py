@@ -8,7 +8,7 @@ holds the conformance check.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
@@ -50,6 +50,8 @@ DEFAULT_PROBES = (
 )
 
 Tensors = tuple[Tensor, ...]
+Together = Callable[[Sequence[Tensors], Sequence[nn.Module]], tuple[NDArray[np.float64], Sequence[int]] | None]
+"""Observations and their owners -> ``[observation, column]``, and the places of those that it left out."""
 
 
 @runtime_checkable
@@ -135,6 +137,9 @@ class TensorProbe:
     worth: Callable[[Mapping[str, NDArray[np.float64]]], NDArray[np.bool_]] | None = None
     """Optional, with the tap `Tap.INPUT`: values of the first recorded row, ``[site]`` each and NaN where not seen ->
     the sites that are worth recording."""
+    together: Together | None = None
+    """Optional, with the tap `Tap.RESIDUAL_SUM` and statistics of one kind of terms: what `views` and the terms make of
+    many observations, in one call."""
 
     def fits(self, owner: nn.Module) -> bool:
         """Whether `chooses` takes the module."""

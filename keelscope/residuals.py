@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
+from keelscope import kernel_residuals
 from keelscope.board import Board
 from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.errors import CoverageWarning
+from keelscope.pages import Block, Blocks, no_blocks
 from keelscope.paths import PathFlow, PathGradients, Routes
-from keelscope.probe import Axis, Probe, Tap, Tensors
+from keelscope.probe import Axis, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
 from keelscope.topology import LiveGraph, Places, Topology
 
@@ -25,7 +31,31 @@ __all__ = ["ResidualHooks"]
 
 _ROUTES = "routes of gradients"
 _Name = tuple[str, int]
-_Due = list[tuple[Probe, tuple[tuple[tuple[str, Terms], Terms], ...]]]
+_Key = tuple[str, Terms]
+_Task = tuple[Probe, tuple[tuple[_Key, Terms], ...]]
+_Due = list[_Task]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Terms of one kind of many sub-layers, as the kernel gave them."""
+
+    names: list[_Name]
+    """Of the sub-layers of the graph."""
+    indices: Sequence[int]
+    """Which of them each row is of."""
+    seen: NDArray[np.bool_]
+    """Whether there is anything in a row."""
+    rows: NDArray[np.float64]
+
+    def block(self, places: Mapping[_Name, int]) -> Block:
+        """The rows of those that an axis has, in its order."""
+        sites = np.array([places.get(self.names[index], -1) for index in self.indices], np.intp)
+        kept = self.seen & (sites >= 0)
+        if kept.all() and (np.diff(sites) > 0).all():
+            return Block(sites, self.rows)
+        order = np.flatnonzero(kept)[np.argsort(sites[kept])]
+        return Block(sites[order], self.rows[order])
 
 
 class ResidualHooks:
@@ -41,6 +71,9 @@ class ResidualHooks:
         self.every: Callable[[Probe], bool] = _always
         """Whether a probe records on this step."""
         self._found: dict[_Name, list[TermSlots]] = {}
+        self._rows: dict[_Key, _Rows] = {}
+        self._summed: list[_Key] = []
+        """Terms of gradients of which the kernel takes the sums."""
         self._modules = modules
         self._no_norm, self._unknown_norm = nn.Identity(), nn.Module()
         self._names: list[_Name] = []
@@ -54,7 +87,7 @@ class ResidualHooks:
     def begin(self) -> None:
         """Start a step."""
         self.end()
-        self._found = {}
+        self._found, self._rows, self._summed = {}, {}, []
 
     @property
     def is_due(self) -> bool:
@@ -72,12 +105,37 @@ class ResidualHooks:
         if live.places is not self._places:
             self._plan(topology, live)
         due = self._due(Tap.RESIDUAL_SUM)
-        for sublayer, met in live.operands() if due else ():
-            self._measure(due, sublayer.index, (met.stream, met.shortcut, met.branch), board)
+        if due:
+            found = [(sublayer.index, (met.stream, met.shortcut, met.branch)) for sublayer, met in live.operands()]
+            for task in due:
+                for place in self._left(task, found):
+                    self._measure([task], *found[place], board)
         due = self._due(Tap.RESIDUAL_GRADIENTS)
         if self._routes is not None and due:
-            self._flow = PathFlow(live, self._reporter(due, board), self._routes)
+            sums = not self._rows.keys() & _keys(due) and all(map(_is_summed, due))
+            self._summed = _keys(due) if sums else []
+            self._flow = PathFlow(live, self._reporter(due, board), self._routes, sums=sums)
             self._flow.attach()
+
+    def _left(self, task: _Task, found: Sequence[tuple[int, Tensors]]) -> Sequence[int]:
+        """Have a probe measure many sub-layers in one call, if it can; the places of those that it has not measured."""
+        probe, wanted = task
+        together = probe.together if isinstance(probe, TensorProbe) and len(wanted) == 1 else None
+        if together is None or not found or wanted[0][0] in self._rows:
+            return range(len(found))
+        indices = [index for index, _ in found]
+        try:
+            measured = together([tensors for _, tensors in found], [self._owners[index] for index in indices])
+        except Exception as error:  # one probe's fault costs the others nothing
+            warn_once(self, error, probe.name)
+            return ()
+        if measured is None:
+            return range(len(found))
+        rows, left = measured
+        seen = np.ones(len(found), np.bool_)
+        seen[list(left)] = False
+        self._rows[wanted[0][0]] = _Rows(self._names, indices, seen, rows)
+        return left
 
     def _plan(self, topology: Topology, live: LiveGraph) -> None:
         """Get ready for graphs of another shape."""
@@ -94,12 +152,40 @@ class ResidualHooks:
         flow, self._flow = self._flow, None
         if flow is None:
             return
+        self._take(flow)
         flow.detach()
         for reason in flow.obstacles:
             if reason not in self._said:
                 self._said.add(reason)
                 text = f"shortcut_only_gradient is not known below the place where {reason}."
                 warnings.warn(text, CoverageWarning, stacklevel=2)
+
+    def _take(self, flow: PathFlow) -> None:
+        """What the kernel has summed of gradients."""
+        taken = flow.taken() if self._summed else None
+        if taken is not None:
+            indices = [sublayer.index for sublayer in flow.sublayers]
+            self._rows |= dict.fromkeys(self._summed, _Rows(self._names, indices, *taken))
+
+    def blocks(self, topology: Topology | None) -> Blocks:
+        """What the kernel measured on this step, before what `along` gives.
+
+        Args:
+            topology: the one that the axis is made of.
+
+        Returns:
+            How to ask for it.
+        """
+        if self._flow is not None:
+            self._take(self._flow)
+        if topology is None or not self._rows:
+            return no_blocks
+        places = {name: index for index, name in enumerate(self._names_of(topology))}
+        return partial(self._block, places)
+
+    def _block(self, places: Mapping[_Name, int], probe: Probe, terms: Terms) -> Block | None:
+        found = self._rows.get((probe.name, terms))
+        return None if found is None else found.block(places)
 
     def along(self, topology: Topology | None) -> dict[int, list[TermSlots]]:
         """What was measured on this step.
@@ -161,6 +247,15 @@ def _names(topology: Topology) -> list[_Name]:
         names.append((path, seen.get(path, 0)))
         seen[path] = seen.get(path, 0) + 1
     return names
+
+
+def _keys(due: _Due) -> list[_Key]:
+    return [key for _, wanted in due for key, _ in wanted]
+
+
+def _is_summed(task: _Task) -> bool:
+    """Whether the kernel can take all that a probe wants of gradients."""
+    return sees_everything(task[0]) and all(terms.packs is kernel_residuals.residual_gradients for _, terms in task[1])
 
 
 def _always(_: Probe) -> bool:

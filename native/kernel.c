@@ -311,6 +311,7 @@ static PyMethodDef METHODS[] = {
     {"identities", identities, METH_O, "addresses of the entries of a list"},
     {"residual_sums", (PyCFunction)(void (*)(void))residual_sums, METH_FASTCALL, "packed sums over operands; or None"},
     {"residual_weight", (PyCFunction)(void (*)(void))residual_weight, METH_FASTCALL, "packed ratio of squares; or None"},
+    {"residual_rows", residual_rows, METH_VARARGS, "either of many sub-layers, and the places of those only torch can read"},
     {"residual_gradients", (PyCFunction)(void (*)(void))residual_gradients, METH_FASTCALL,
      "packed squares and a product of gradients; or None"},
     {"note_call", (PyCFunction)(void (*)(void))note_call, METH_FASTCALL, "whether a usual call was noted"},
@@ -319,7 +320,7 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, add_hooks}, {0, NULL}};
+static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, add_hooks}, {Py_mod_exec, add_ways}, {0, NULL}};
 
 static struct PyModuleDef MODULE = {
     PyModuleDef_HEAD_INIT, "_kernel", "One pass over tensors in host memory; see keelscope.kernel.", 0, METHODS, SLOTS,

@@ -121,14 +121,21 @@ PyTypeObject *add_type(PyObject *module, const char *name, PyType_Spec *spec);
 /* Of passes.c: adds its types. */
 int add_passes(PyObject *module);
 
-/* Of residuals.c. */
+/* Of residuals.c. The columns of one sub-layer from its six gradients; 0, perhaps with an exception, where only torch can
+   read them. */
+enum { WAYS = 6, GRADIENT_COLUMNS = 2 * WAYS + 1 };
+int gradient_columns(PyObject *const *gradients, double *columns);
 PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *residual_rows(PyObject *module, PyObject *args);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
 /* Of calls.c. */
 PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *hang_hooks(PyObject *module, PyObject *args);
+
+/* Of ways.c: adds its types. */
+int add_ways(PyObject *module);
 
 /* Of imprint.c. */
 PyObject *same_nodes(PyObject *module, PyObject *args);

@@ -3,7 +3,7 @@
 
 #include "kernel.h"
 
-enum { OPERANDS = 3, SUMS = 8, WAYS = 6, SHORTCUT = 2, BRANCH = 3 };
+enum { OPERANDS = 3, SUMS = 8, SHORTCUT = 2, BRANCH = 3 };
 
 /* TYPE: of the entries; the sum is rounded as torch rounds it. */
 #define OVER_OPERANDS(NAME, TYPE)                                                                                     \
@@ -49,16 +49,15 @@ static PyObject *packed_or_none(const double *columns, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-/* residual_sums(stream, shortcut, branch, flags) -> packed columns of residual_sum; None where only torch can read them */
-PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+/* Columns of residual_sum from stream, shortcut, branch; flags are None where they are all 0. */
+static int sum_columns(PyObject *const *tensors, PyObject *flags, double *sums) {
     Place places[OPERANDS + 1];
-    double sums[SUMS];
-    (void)module;
-    for (Py_ssize_t i = 0; i <= OPERANDS; i++) {
-        if (i == 1 && arguments[1] == arguments[0]) places[1] = places[0];
-        else if (given != OPERANDS + 1 || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
-        if (i < OPERANDS && (!is_wide(&places[i]) || !are_alike(&places[i], &places[0]))) return packed_or_none(NULL, 0);
+    for (int i = 0; i < OPERANDS; i++) {
+        if (i == 1 && tensors[1] == tensors[0]) places[1] = places[0];
+        else if (!find(tensors[i], &places[i])) return 0;
+        if (!is_wide(&places[i]) || !are_alike(&places[i], &places[0])) return 0;
     }
+    if (flags != Py_None && !find(flags, &places[OPERANDS])) return 0;
     const void *x = places[0].address, *a = places[1].address, *f = places[2].address;
     const size_t count = places[0].count;
     PyThreadState *state = count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
@@ -66,21 +65,64 @@ PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t
     else sums_f64(x, a, f, count, sums);
     if (state != NULL) PyEval_RestoreThread(state);
     sums[6] = (double)count;
-    sums[7] = places[3].kind->squares(places[3].address, places[3].count); /* each is 0 or 1 */
-    return packed_or_none(sums, SUMS);
+    sums[7] = flags == Py_None ? 0 : places[3].kind->squares(places[3].address, places[3].count); /* each is 0 or 1 */
+    return 1;
+}
+
+/* residual_sums(stream, shortcut, branch, flags) -> packed columns of residual_sum; None where only torch can read them */
+PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    double sums[SUMS];
+    (void)module;
+    const int found = given == OPERANDS + 1 && sum_columns(arguments, arguments[OPERANDS], sums);
+    return packed_or_none(found ? sums : NULL, SUMS);
+}
+
+/* 1 and the ratio of squares, from stream and shortcut. */
+static int weight_columns(PyObject *const *tensors, PyObject *none, double *columns) {
+    Place x, a;
+    (void)none;
+    if (!find(tensors[0], &x)) return 0;
+    if (tensors[1] == tensors[0]) a = x;
+    else if (!find(tensors[1], &a)) return 0;
+    const double squares = x.kind->squares(x.address, x.count);
+    const double above = a.address == x.address && are_alike(&a, &x) ? squares : a.kind->squares(a.address, a.count);
+    columns[0] = 1;
+    columns[1] = above / squares;
+    return 1;
 }
 
 /* residual_weight(stream, shortcut) -> packed 1 and ratio of squares; None where only torch can read them */
 PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
-    Place x, a;
+    double columns[2];
     (void)module;
-    if (given != 2 || !find(arguments[0], &x)) return packed_or_none(NULL, 0);
-    if (arguments[1] == arguments[0]) a = x;
-    else if (!find(arguments[1], &a)) return packed_or_none(NULL, 0);
-    const double squares = x.kind->squares(x.address, x.count);
-    const double above = a.address == x.address && are_alike(&a, &x) ? squares : a.kind->squares(a.address, a.count);
-    const double columns[] = {1, above / squares};
-    return packed_or_none(columns, 2);
+    return packed_or_none(given == 2 && weight_columns(arguments, NULL, columns) ? columns : NULL, 2);
+}
+
+/* residual_rows(flags of each, operands of each): packed columns of residual_sum of many sub-layers, zeros where only torch
+   can read, and the places of those; without flags the columns of residual_weight. */
+PyObject *residual_rows(PyObject *module, PyObject *args) {
+    PyObject *flags, *several, *operands[OPERANDS], *left = PyList_New(0), *found = NULL;
+    (void)module;
+    if (left == NULL || !PyArg_ParseTuple(args, "OO!", &flags, &PyList_Type, &several)) return NULL;
+    const int is_weight = flags == Py_None;
+    const Py_ssize_t count = PyList_Size(several), width = is_weight ? 2 : SUMS;
+    double *rows = PyMem_Calloc((size_t)(count * width) + 1, sizeof *rows);
+    int failed = rows == NULL || (!is_weight && (!PyList_Check(flags) || PyList_Size(flags) != count));
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        double *row = rows + i * width;
+        PyObject *flag = is_weight ? Py_None : PyList_GetItem(flags, i), *index = NULL;
+        failed = !PyArg_ParseTuple(PyList_GetItem(several, i), "OOO", &operands[0], &operands[1], &operands[2]);
+        if (failed || (is_weight ? weight_columns : sum_columns)(operands, flag, row)) continue;
+        PyErr_Clear();
+        index = PyLong_FromSsize_t(i);
+        failed = index == NULL || PyList_Append(left, index) < 0;
+        Py_XDECREF(index);
+    }
+    if (!failed) found = Py_BuildValue("y#O", rows, count * width * (Py_ssize_t)sizeof *rows, left);
+    else if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "residual_rows() takes as many flags as operands");
+    PyMem_Free(rows);
+    Py_XDECREF(left);
+    return found;
 }
 
 /* Squares of one of several tensors, from an earlier one if it is the same. */
@@ -91,20 +133,16 @@ static double squares_of(const Place *places, int index, const double *known) {
     return places[index].kind->squares(places[index].address, places[index].count);
 }
 
-/* residual_gradients(leaving, total, shortcut, branch, entering, alone) -> packed squares, numbers of entries, product of
-   shortcut and branch; None where only torch can read them */
-PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+int gradient_columns(PyObject *const *gradients, double *columns) {
     Place places[WAYS];
-    double columns[2 * WAYS + 1];
-    (void)module;
-    for (Py_ssize_t i = 0; i < WAYS; i++) {
-        Py_ssize_t same = 0;
-        while (same < i && arguments[same] != arguments[i]) same++;
+    for (int i = 0; i < WAYS; i++) {
+        int same = 0;
+        while (same < i && gradients[same] != gradients[i]) same++;
         if (same < i) places[i] = places[same];
-        else if (given != WAYS || !find(arguments[i], &places[i])) return packed_or_none(NULL, 0);
+        else if (!find(gradients[i], &places[i])) return 0;
     }
     const Place *shortcut = &places[SHORTCUT], *branch = &places[BRANCH];
-    if (!is_wide(shortcut) || !are_alike(shortcut, branch)) return packed_or_none(NULL, 0);
+    if (!is_wide(shortcut) || !are_alike(shortcut, branch)) return 0;
     PyThreadState *state = shortcut->count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
     for (int i = 0; i < WAYS; i++) {
         columns[i] = squares_of(places, i, columns);
@@ -112,5 +150,14 @@ PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ss
     }
     columns[2 * WAYS] = product(shortcut, branch);
     if (state != NULL) PyEval_RestoreThread(state);
-    return packed_or_none(columns, 2 * WAYS + 1);
+    return 1;
+}
+
+/* residual_gradients(leaving, total, shortcut, branch, entering, alone) -> packed squares, numbers of entries, product of
+   shortcut and branch; None where only torch can read them */
+PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    double columns[GRADIENT_COLUMNS];
+    (void)module;
+    const int found = given == WAYS && gradient_columns(arguments, columns);
+    return packed_or_none(found ? columns : NULL, GRADIENT_COLUMNS);
 }

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from keelscope import kernel
+import keelscope as ks
+from keelscope import kernel, kernel_residuals
 from keelscope.ears import Ears
+from keelscope.errors import RecordingWarning
+from keelscope.models import build
+from keelscope.paths import PathFlow
+from keelscope.probe import resolve_probes
 from keelscope.topology.graph import Graph
 from keelscope.topology.imprint import Imprint
 from keelscope.topology.listener import Listener
+from keelscope.topology.reader import GraphReader
 from keelscope_probes.sublayers import RESIDUAL_GAINS, RESIDUAL_GRADIENTS, RESIDUAL_SUMS
 
 pytestmark = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel is not built")
@@ -44,7 +51,7 @@ def test_other_operands_are_left_to_torch(odd):
         "not contiguous": (x.T, f.T),
         "of two sizes": (x, f[:2]),
     }[odd]
-    assert kernel.residual_sums(x, x, f, torch.ones(4, dtype=torch.float64)) is None
+    assert kernel_residuals.residual_sums(x, x, f, torch.ones(4, dtype=torch.float64)) is None
 
 
 def test_gradients():
@@ -126,3 +133,73 @@ def test_a_module_without_hooks_is_left_alone():
     ears.hang(on=True)
     ears.take_off()
     assert ears.refused() == {id(scripted), id(bare)}
+
+
+def stepped(scheme: str) -> dict[str, np.ndarray]:
+    torch.manual_seed(0)
+    model = build(scheme, depth=4, width=8, heads=2, vocabulary=20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probes = [replace(probe, every=1) for probe in resolve_probes("sublayers")]
+    with ks.watch(model, optimizer=optimizer, probes=probes) as watch:
+        for _ in range(3):
+            model(torch.arange(12).reshape(2, 6)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {key: watch.run.read(key).values for key in list(watch.run.keys()) if key.startswith("sublayers/")}
+
+
+@pytest.mark.parametrize("scheme", ["pre_ln", "post_ln", "keel"])
+def test_gradients_added_up_here_and_in_python(scheme, monkeypatch):
+    """Also where a hop is left to Python, as every norm on a sum is."""
+    found = stepped(scheme)
+    monkeypatch.setattr(kernel, "_native", None)
+    expected = stepped(scheme)
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        assert np.isfinite(found[key]).any(), key
+        assert found[key] == pytest.approx(values, rel=1e-6, abs=1e-12, nan_ok=True), key
+
+
+def watched_graph(depth: int) -> tuple[PathFlow, torch.Tensor, list[int]]:
+    model, reported = build("pre_ln", depth=depth, width=8, heads=2, vocabulary=20), []
+    reader = GraphReader(model, keep=True)
+    with ExitStack() as hooks:
+        for path, module in model.named_modules():
+            call = module.register_forward_hook(
+                lambda module, args, output, path=path: reader.on_module(path, module, args, output)
+            )
+            hooks.callback(call.remove)
+        loss = model(torch.arange(12).reshape(2, 6)).square().mean()
+    reader.read(loss)
+    flow = PathFlow(reader.live, lambda index, _: reported.append(index), sums=True)
+    flow.attach()
+    return flow, loss, reported
+
+
+def test_sums_are_taken_once_and_no_hook_is_left():
+    flow, loss, reported = watched_graph(6)
+    loss.backward(retain_graph=True)
+    seen, rows = flow.taken()
+    assert len(seen) == 6
+    assert sorted([*np.flatnonzero(seen), *reported]) == list(range(6))
+    assert seen[1:].all()
+    assert (rows[1:, :6] > 0).all()
+    flow.detach()
+    before, reported[:] = flow.taken()[1].copy(), []
+    loss.backward()
+    assert np.array_equal(flow.taken()[1], before)
+    assert reported == []
+
+
+def test_an_error_inside_a_hook_is_said_and_training_goes_on(monkeypatch):
+    flow, loss, _ = watched_graph(4)
+
+    def fail(*_: object) -> None:
+        raise ValueError("spoiled")
+
+    monkeypatch.setattr(flow, "_report", fail)
+    monkeypatch.setattr(torch.Tensor, "detach", fail)
+    with pytest.warns(RecordingWarning, match="spoiled"):
+        loss.backward()
+    monkeypatch.undo()
+    flow.detach()

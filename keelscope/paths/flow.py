@@ -7,23 +7,30 @@ shortcuts alone carried there is known as well, and is carried on to the next st
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
-from keelscope.containment import contained
+from keelscope import kernel, kernel_residuals
+from keelscope.containment import contained, warn_once
 from keelscope.paths.chain import carry, obstacle
-from keelscope.paths.routes import Before, Reader, Routes
+from keelscope.paths.plan import plan_of
+from keelscope.paths.routes import Before, Plan, Reader, Routes
 from keelscope.topology.graph import Key
-from keelscope.topology.live import LiveGraph
+from keelscope.topology.live import LiveGraph, LiveSublayer
 
 __all__ = ["PathFlow", "PathGradients"]
 
 Gradients = Sequence[Tensor | None]
+_COLUMNS = 13
+"""Of `keelscope.kernel_residuals.residual_gradients`."""
 
 
 class PathGradients(NamedTuple):
@@ -62,19 +69,32 @@ class PathFlow:
         live: the graph with its sub-layers.
         report: called with the index of a sub-layer and its gradients, when all of them have arrived.
         routes: the plan, made before from a graph of the same shape; None makes one.
+        sums: whether the compiled kernel may take the sums of `keelscope.kernel_residuals.residual_gradients` in place
+            of a report; `taken` has them.
     """
 
     def __init__(
-        self, live: LiveGraph, report: Callable[[int, PathGradients], None], routes: Routes | None = None
+        self,
+        live: LiveGraph,
+        report: Callable[[int, PathGradients], None],
+        routes: Routes | None = None,
+        *,
+        sums: bool = False,
     ) -> None:
         if routes is None:
             assert live.graph is not None
             routes = Routes(live.graph, live.places)
         self._nodes: Sequence[Node] = live.nodes
         self._routes = routes
+        self._plan: Plan | None = None
+        self._native = None
+        if kernel.is_compiled():
+            self._plan = routes.plan = routes.plan or plan_of(routes)
+            sizes = len(routes.streams), len(routes.places.sublayers)
+            self._native = kernel_residuals.flow(weakref.ref(self), self._plan.numbers, *sizes, sums=sums)
         self._report = report
         self._handles: list[RemovableHandle] = []
-        self._streams = {key: _Stream() for key in routes.streams}
+        self._streams = {key: _Stream() for key in routes.streams} if self._native is None else {}
         self._leaving: dict[int, Tensor] = {}
         self._totals: dict[int, Tensor] = {}
         self.obstacles: dict[str, None] = {}
@@ -83,13 +103,18 @@ class PathFlow:
     def attach(self) -> None:
         """Put the hooks on, before the backward pass reaches the sub-layers."""
         nodes = self._nodes
+        if self._native is not None and self._plan is not None:
+            self._native.attach(nodes, self._plan.hooks)
+            return
         for index, before in self._routes.before.items():
             self._handles.append(nodes[index].register_prehook(_BeforeNode(self, before)))
         for index, readers in self._routes.after.items():
             self._handles.append(nodes[index].register_hook(_AfterNode(self, readers)))
 
     def detach(self) -> None:
-        """Take the hooks off and let go of what has arrived."""
+        """Take the hooks off and let go of what has arrived, but for sums."""
+        if self._native is not None:
+            self._native.detach()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -97,6 +122,23 @@ class PathFlow:
         self._leaving.clear()
         self._totals.clear()
         self._nodes = ()
+
+    @property
+    def sublayers(self) -> Sequence[LiveSublayer]:
+        """The sub-layers of the graph."""
+        return self._routes.places.sublayers
+
+    def taken(self) -> tuple[NDArray[np.bool_], NDArray[np.float64]] | None:
+        """What the compiled kernel has summed.
+
+        Returns:
+            Whether it has, ``[sub-layer]``, and packed columns, ``[sub-layer, column]``, both by position among the
+            sub-layers of the graph; None without the kernel.
+        """
+        if self._native is None:
+            return None
+        seen, rows = self._native.take()
+        return np.frombuffer(seen, np.bool_), np.frombuffer(rows).reshape(len(seen), _COLUMNS)
 
     @contained
     def arriving(self, before: Before, gradients: Gradients) -> None:
@@ -164,6 +206,37 @@ class PathFlow:
             carried,
         )
         self._report(self._routes.places.sublayers[position].index, gradients)
+
+    @contained
+    def _emit_found(self, position: int, found: tuple[Tensor | None, ...], is_known: bool) -> None:
+        """Report a sub-layer of which the kernel has not taken the sums."""
+        leaving, total, shortcut, branch, gradient, carried = found
+        assert gradient is not None
+        gradients = PathGradients(
+            *(leaving, total, _or_zero(shortcut, gradient), _or_zero(branch, gradient), gradient),
+            _or_zero(carried, gradient) if is_known else None,
+        )
+        self._report(self._routes.places.sublayers[position].index, gradients)
+
+    @contained
+    def _carry_along(self, which: int, carried: Tensor | None) -> None:
+        """Hand what shortcuts carried on, along a hop that the kernel does not know."""
+        assert self._native is not None
+        assert self._plan is not None
+        hop = self._routes.streams[self._plan.keys[which]].hop
+        assert hop is not None
+        reason = obstacle(self._nodes, hop)
+        index = {key: number for number, key in enumerate(self._plan.keys) if key in hop.targets}
+        if reason:
+            self.obstacles[reason] = None
+            for target in hop.targets:
+                self._native.carry(index[target], None)
+        elif carried is not None:
+            for target, part in carry(self._nodes, hop, carried).items():
+                self._native.carry(index[target], part)
+
+    def _failed(self, error: Exception) -> None:
+        warn_once(self, error)
 
     def _carry_on(self, key: Key) -> None:
         """Hand what shortcuts carried on to the stream tensors before."""

@@ -12,7 +12,7 @@ from keelscope.paths.regions import Hop, Regions, hands_on
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.live import LiveSublayer, Places
 
-__all__ = ["Before", "Reader", "Routes", "StreamPlace"]
+__all__ = ["Before", "Plan", "Reader", "Routes", "StreamPlace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,17 @@ class Before:
     """Stream tensors that are handed the same gradient."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """Routes as numbers, as ``native/ways.c`` describes them."""
+
+    keys: tuple[Key, ...]
+    """The stream tensors in the order in which they are numbered."""
+    numbers: bytes
+    hooks: bytes
+    """Of each hook its node, the place of its record, and whether it comes after the node."""
+
+
 class Routes:
     """The plan for one shape of graphs.
 
@@ -69,6 +80,8 @@ class Routes:
     def __init__(self, graph: Graph, places: Places) -> None:
         regions = Regions(graph, places)
         self.places = places
+        self.plan: Plan | None = None
+        """The same as numbers, made by `keelscope.paths.plan` once the compiled kernel needs them."""
         self.streams = _streams(places.sublayers, regions)
         """Every stream tensor before or after a sub-layer."""
         self.before: dict[int, Before] = {}

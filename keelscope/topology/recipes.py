@@ -21,6 +21,8 @@ __all__ = ["Operands", "Recipe", "Weigh", "kept"]
 Weigh = Callable[[Factor], Tensor | float | None]
 """A factor entry by entry, a tensor or a number; None if it cannot be read."""
 
+_WHOLE: tuple[tuple[Factor, ...], ...] = ((),)
+
 
 @dataclass(frozen=True, slots=True)
 class Operands:
@@ -72,6 +74,10 @@ class Recipe:
         Returns:
             The operands; None if one of them is no longer there, or its weight cannot be read.
         """
+        if self.shortcut == _WHOLE and len(self.branch) == 1 and not self.branch[0][1]:
+            as_they_are = self._unweighted(tensors)
+            if as_they_are is not None:
+                return as_they_are
         stream, weight = tensors.get(self.stream), _total(self.shortcut, weigh)
         if stream is None or weight is None:
             return None
@@ -82,6 +88,13 @@ class Recipe:
         if branch is None or shortcut.shape != stream.shape or branch.shape != stream.shape:
             return None
         return Operands(stream, shortcut, branch.to(self.dtype))
+
+    def _unweighted(self, tensors: Mapping[Key, Tensor]) -> Operands | None:
+        """Most sums: both operands are kept tensors in the type of the sum."""
+        stream, branch = tensors.get(self.stream), tensors.get(self.branch[0][0])
+        if stream is None or branch is None or stream.dtype is not self.dtype or branch.dtype is not self.dtype:
+            return None
+        return Operands(stream, stream, branch) if stream.shape == branch.shape else None
 
     def _branch(self, shortcut: Tensor, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Tensor | None:
         parts = [_times(tensors.get(key), _product(factors, weigh)) for key, factors in self.branch]

@@ -8,6 +8,7 @@ norms, in the first micro-batch of a step. Formulas: arXiv 2601.19895 and the do
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from keelscope import kernel
+from keelscope import kernel_residuals
 from keelscope.entries import constant, local_shard, plainly, stored
 from keelscope.jacobian.closed_forms import row_gains
 from keelscope.jacobian.recognition import Recogniser
@@ -61,7 +62,7 @@ def _sum_terms(stream: Tensor, shortcut: Tensor, branch: Tensor, norm: Tensor) -
 
 _SUM = replace(
     additive("residual_sum", ("xx", "aa", "ff", "fx", "absorbed", "moving", "entries", "norm"), _sum_terms),
-    packs=kernel.residual_sums,
+    packs=kernel_residuals.residual_sums,
 )
 
 
@@ -69,6 +70,24 @@ def _sum_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     stream, shortcut, branch = (local_shard(tensor) for tensor in tensors)
     rows = stream.shape[0] if stream.dim() else 1
     return stream, shortcut, branch, _flags(rows, stream.device, is_up=not isinstance(norm, nn.Identity))
+
+
+def _sum_rows(
+    several: Sequence[Tensors], norms: Sequence[nn.Module]
+) -> tuple[NDArray[np.float64], Sequence[int]] | None:
+    """`_sum_view` and the terms of many sub-layers."""
+    flags = [
+        None if isinstance(norm, nn.Identity) else _norm_flags(s[0]) for s, norm in zip(several, norms, strict=True)
+    ]
+    return kernel_residuals.residual_rows(_triples(several), flags)
+
+
+def _triples(several: Sequence[Tensors]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return [(stream, shortcut, branch) for stream, shortcut, branch in several]
+
+
+def _norm_flags(stream: Tensor) -> Tensor:
+    return _flags(stream.shape[0] if stream.dim() else 1, stream.device, is_up=True)
 
 
 @functools.lru_cache(maxsize=64)
@@ -140,9 +159,20 @@ def _gain_view(tensors: Tensors, norm: nn.Module) -> Tensors | None:
     total = shortcut + branch
     if form is None or not form.accepts(total):
         return None
-    packed = kernel.residual_weight(stream, shortcut)
+    packed = kernel_residuals.residual_weight(stream, shortcut)
     weight = _squares(shortcut) / _squares(stream) if packed is None else float(np.frombuffer(packed)[1])
     return (weight * row_gains(form, total).squared_gain,)
+
+
+def _gain_rows(
+    several: Sequence[Tensors], norms: Sequence[nn.Module]
+) -> tuple[NDArray[np.float64], Sequence[int]] | None:
+    """`_gain_view` and the terms of many sub-layers; those with a norm are left out."""
+    found = kernel_residuals.residual_rows(_triples(several))
+    if found is None:
+        return None
+    normed = [i for i, norm in enumerate(norms) if not isinstance(norm, nn.Identity)]
+    return found[0], sorted({*found[1], *normed}) if normed else found[1]
 
 
 def _gain_terms(first: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -153,7 +183,7 @@ def _gain_terms(first: Tensor, shortcut: Tensor | None = None) -> Tensor:
 
 def _packed_gains(first: Tensor, shortcut: Tensor | None = None) -> bytes | None:
     if shortcut is not None:
-        return kernel.residual_weight(first, shortcut)
+        return kernel_residuals.residual_weight(first, shortcut)
     if first.dtype != torch.float64 or not first.is_cpu:
         return None
     return np.array([first.numel(), first.numpy().sum()]).tobytes()
@@ -186,7 +216,7 @@ _GRADIENTS = replace(
         _gradient_terms,
         degrees=(2,) * 6 + (0,) * 6 + (2,),
     ),
-    packs=kernel.residual_gradients,
+    packs=kernel_residuals.residual_gradients,
 )
 
 
@@ -238,6 +268,7 @@ RESIDUAL_SUMS = TensorProbe(
     group="sublayers",
     every=_EVERY,
     views=_sum_view,
+    together=_sum_rows,
 )
 RESIDUAL_GAINS = TensorProbe(
     "residual_gains",
@@ -246,6 +277,7 @@ RESIDUAL_GAINS = TensorProbe(
     group="sublayers",
     every=_EVERY,
     views=_gain_view,
+    together=_gain_rows,
 )
 RESIDUAL_GRADIENTS = TensorProbe(
     "residual_gradients",
