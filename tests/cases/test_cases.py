@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1800)  # the first test of all waits for every case
+
 HERE = Path(__file__).parent
 HANDED = sorted((HERE / "handed").glob("*.py"))
 OWN = sorted((HERE / "own").glob("*.py"))
@@ -76,7 +78,7 @@ def results() -> dict[str, dict[str, list[str]]]:
         capture_output=True,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=400,
+        timeout=1500,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -207,7 +207,8 @@ class Served:
 
     def judged(self) -> dict[str, RunState]:
         """States by name once every run has its verdict."""
-        for _ in range(400):
+        end = time.monotonic() + 120  # of a loaded machine
+        while time.monotonic() < end:
             states = run_states(self.index, self.judge)
             if all(state.verdict.headline != "pending" for state in states):
                 return {state.name: state for state in states}

@@ -165,7 +165,7 @@ class TestAxis:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["keel", "post_ln", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pre_ln", "deepnorm"))]
+    "scheme", ["keel", *(pytest.param(name, marks=pytest.mark.slow) for name in ("post_ln", "pre_ln", "deepnorm"))]
 )
 def test_behaviour_at_1024_sublayers(scheme):
     """residual-schemes 2.2: shortcut products .74, 1, the float32 floor, .988."""
