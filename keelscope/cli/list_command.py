@@ -74,11 +74,11 @@ def statistics() -> list[Row]:
     Returns:
         Rows with name as in a run file, unit and meaning.
     """
-    from keelscope.probe import available_probes
+    from keelscope.probe import available_probes, group_of
 
     return [
         {
-            "name": f"{probe.name}/{statistic.name}",
+            "name": f"{group_of(probe)}/{statistic.name}",
             "unit": statistic.unit,
             "meaning": statistic.doc,
             "recorded": "on request" if statistic in probe.optional else "with its probe",
