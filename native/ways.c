@@ -91,7 +91,10 @@ static int emit(Flow *flow, int32_t position, const Stream *stream, PyObject *gr
     PyObject *six[WAYS] = {flow->leaving[position], flow->totals[position], stream->shortcut, stream->branch, gradient,
                            stream->is_unknown ? NULL : stream->carried};
     int is_whole = flow->takes_sums, done = 1;
-    for (int i = 0; i < WAYS; i++) is_whole &= six[i] != NULL;
+    for (int i = 0; i < WAYS; i++) {
+        is_whole &= six[i] != NULL;
+        Py_XINCREF(six[i]); /* sums of large tensors give the interpreter lock away, and another thread may detach */
+    }
     if (is_whole && gradient_columns(six, flow->rows + (size_t)position * GRADIENT_COLUMNS)) {
         flow->seen[position] = 1;
     } else {
@@ -104,6 +107,7 @@ static int emit(Flow *flow, int32_t position, const Stream *stream, PyObject *gr
         Py_XDECREF(index);
         done = !PyErr_Occurred();
     }
+    for (int i = 0; i < WAYS; i++) Py_XDECREF(six[i]);
     put(&flow->leaving[position], NULL);
     put(&flow->totals[position], NULL);
     return done;
