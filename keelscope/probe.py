@@ -195,7 +195,7 @@ def resolve_probes(wanted: str | Probe | Iterable[str | Probe]) -> tuple[Probe, 
 
     Args:
         wanted: ``"default"``, a name, ``"name+statistic"`` for an optional statistic, a probe object, or several; in
-            one text with commas between them, too.
+            one text with commas between them, too. The name of a probe that has optional ones only stands for them.
 
     Returns:
         The probes in the order given, those left out that have optional statistics only and none was asked for.
@@ -292,6 +292,8 @@ def _named(item: str, installed: dict[str, Probe]) -> list[Probe]:
     if missing:
         has = ", ".join(sorted(offered)) or "none"
         raise UnknownNameError(f"probe {name!r} has no optional statistic {missing[0]!r}; it has {has}.")
+    if not extras and len(found) == 1 and not found[0].statistics:  # it would record nothing
+        extras = sorted(offered)
     return [_extended(probe, extras) for probe in found]
 
 

@@ -39,6 +39,12 @@ def test_names_objects_and_both():
     assert names(resolve_probes(iter(["outputs", "updates"]))) == ["outputs", "updates"]
 
 
+def test_a_probe_of_optional_statistics_only_is_not_asked_for_in_vain():
+    (probe,) = resolve_probes("clipped_gradients")
+    assert [statistic.name for statistic in probe.statistics] == ["clipped_norm"]
+    assert [p.name for p in resolve_probes("parameter_gradients")] == ["parameter_gradients"]
+
+
 def test_optional_statistics():
     (outputs,) = resolve_probes("outputs+kurtosis")
     assert [s.name for s in outputs.statistics][-1] == "kurtosis"

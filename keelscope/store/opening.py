@@ -11,9 +11,11 @@ their locking flags.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import stat
+import weakref
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
@@ -27,6 +29,9 @@ from keelscope.store.parts import place_of
 from keelscope.store.view import ClosedView
 
 __all__ = ["FileState", "file_state", "open_file"]
+
+
+_files: weakref.WeakValueDictionary[int, h5py.File] = weakref.WeakValueDictionary()
 
 
 class FileState(Enum):
@@ -75,10 +80,19 @@ def open_file(path: Path, state: FileState) -> tuple[h5py.File, ClosedView]:
     """
     view = ClosedView(_open(path), growing=state in {FileState.LIVE, FileState.LIVE_HERE})
     try:
-        return h5py.File(view, "r"), view
+        file = h5py.File(view, "r")
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         view.close()
         raise NotARunFileError(f"{path} is damaged: HDF5 cannot open it ({_first_line(error)}).") from error
+    _files[id(file)] = file
+    return file, view
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is still open: HDF5 does so when the interpreter is gone, and would call the view, which is Python."""
+    for file in list(_files.values()):
+        file.close()
 
 
 def _state_of(path: Path, descriptor: int) -> FileState:
