@@ -44,6 +44,7 @@ class Passes:
     """Which parameters backward passes have reached, and how their gradients stood."""
 
     seconds: float
+    first: int
     summing: int
     def __new__(cls, owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]], /) -> Passes: ...
     def begin(self) -> None: ...

@@ -26,6 +26,7 @@ from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.distributed import place
 from keelscope.entries import is_unsummed
+from keelscope.lossscale import any_scaler
 from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
@@ -69,6 +70,7 @@ class ParameterHooks:
         """How often a parameter came to them."""
         self._due: _Due | None = None
         self._in_closure = False
+        self._edited: tuple[tuple[int, int], bool] = (-1, -1), False
         self.has_stepped = False
         """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
@@ -199,8 +201,20 @@ class ParameterHooks:
         return self._passes.rewritten(owned[:_SAMPLE])
 
     def still_accumulating(self) -> bool:
-        """Whether gradients of the last backward pass are untouched, so that the next forward belongs to the step."""
-        return self._passes.untouched()
+        """Whether gradients of the last backward pass are there still, so that the next forward belongs to the step."""
+        return self._passes.untouched() or self._is_edited()
+
+    def _is_edited(self) -> bool:
+        """Whether waiting gradients were changed, as by clipping micro-batches, and not cleared."""
+        i = self._passes.first
+        parameter = self._parameters[i]() if i in self._covered else None
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or type(gradient) is not Tensor or gradient.layout is not torch.strided:
+            return False
+        now = id(gradient), gradient._version
+        if now != self._edited[0]:  # asked at every module of a forward
+            self._edited = now, bool(gradient.any()) and not any_scaler()  # which may have skipped an attempt
+        return self._edited[1]
 
     def measure_weights(self) -> None:
         """Measure parameters no backward pass has reached, at the end of a step."""

@@ -127,6 +127,11 @@ class SlowPasses:
                 return True
         return False
 
+    @property
+    def first(self) -> int:
+        """The first noted parameter of the step; negative where there is none."""
+        return next(iter(self._states), -1)
+
     def untouched(self) -> bool:
         """Whether the first gradient of the step, and its parameter, are as the last pass left them."""
         for i, state in self._states.items():

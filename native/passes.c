@@ -282,6 +282,7 @@ static PyObject *passes_mark(PyObject *object, PyObject *args) {
 static struct PyMemberDef PASSES_MEMBERS[] = {
     {"summing", T_INT, offsetof(Passes, is_summing), 0, "whether gradients are summed when they arrive"},
     {"seconds", T_DOUBLE, offsetof(Passes, seconds), 0, "time spent on sums"},
+    {"first", T_PYSSIZET, offsetof(Passes, first), READONLY, "the first noted parameter of the step; negative: none"},
     {NULL, 0, 0, 0, NULL},
 };
 

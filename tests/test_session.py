@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import keelscope as ks
+from keelscope import kernel
 from keelscope.errors import (
     CoverageWarning,
     NothingToObserveError,
@@ -228,6 +229,47 @@ def test_accumulation_is_one_row():
             watch.log(loss=loss)
     reference.check(watch.run, [0, 1, 2])
     np.testing.assert_allclose(watch.run["gradients/norm"].of("2").values[:, 0], levels, rtol=1e-6)
+
+
+def clipped(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+
+
+def replaced(model):
+    for parameter in model.parameters():
+        parameter.grad = 0.5 * parameter.grad
+
+
+def cleared(model):
+    model.zero_grad()
+
+
+def zeroed(model):
+    model.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize(("edit", "counted"), [(clipped, 3), (replaced, 3), (cleared, 1), (zeroed, 1)])
+def test_micro_batches_whose_gradients_are_edited_are_one_row_and_cleared_ones_are_left_out(
+    edit, counted, native, monkeypatch
+):
+    if not native:
+        monkeypatch.setattr(kernel, "_native", None)
+    model = mlp()
+    optimizer, expected = sgd(model), []
+    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+        for step in range(4):
+            outputs = []
+            for micro in range(3):
+                output = model((1 + micro) * batch(10 * step + micro))
+                output.square().mean().backward()
+                outputs.append(output.detach())
+                if micro < 2:
+                    edit(model)
+            expected.append(float(torch.stack(outputs[-counted:]).square().mean().sqrt()))
+            optimizer.step()
+            optimizer.zero_grad()
+    np.testing.assert_allclose(watch.run["outputs/rms"].of("2").values[:, 0], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("every", [1, 2])
