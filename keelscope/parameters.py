@@ -71,6 +71,7 @@ class ParameterHooks:
         self._due: _Due | None = None
         self._in_closure = False
         self._edited: tuple[tuple[int, int], bool] = (-1, -1), False
+        """The state of a gradient that `_is_edited` has looked at, and the answer."""
         self.has_stepped = False
         """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
@@ -218,8 +219,7 @@ class ParameterHooks:
 
     def measure_weights(self) -> None:
         """Measure parameters no backward pass has reached, at the end of a step."""
-        if self._now.weights:
-            self._weigh(range(len(self._parameters)))
+        self._weigh(range(len(self._parameters)))
 
     def _stepping(self, owned: list[int]) -> tuple[list[int], list[Tensor]]:
         """An optimizer uses the gradients that there are."""
@@ -270,7 +270,7 @@ class ParameterHooks:
         """Once per backward pass: the running gradient of every parameter it reached."""
         start = time.perf_counter()
         reached, summed, sums, indices, gradients = self._passes.take()
-        if self._bulk.is_due(Tap.PARAMETER):
+        if self._now.weights:
             self._weigh([i for i, is_reached in enumerate(reached) if is_reached])
         if summed:
             self._bulk.put_squares(Tap.PARAMETER_GRADIENT, summed, sums, self._step)
