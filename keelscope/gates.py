@@ -50,8 +50,8 @@ class GateHooks:
         self, plan: SitePlan, probes: Sequence[Probe], record_for: Callable[[bool | None], StepRecord]
     ) -> None:
         self.probes = tuple(probe for probe in probes if probe.tap.axis is Axis.GATE)
-        self._every: Callable[[Probe], bool] = _always
-        self._weighs = any(probe.tap is Tap.GATE for probe in self.probes)
+        self.every: Callable[[Probe], bool] = _always
+        """Whether a probe records on this step."""
         self.gates: tuple[ResidualGate, ...] = ()
         """What was found; complete after the first row."""
         self.modules = ModuleHooks((), (), lambda enabled: record_for(enabled).of_gates())
@@ -74,16 +74,6 @@ class GateHooks:
     def _by_path(self) -> Mapping[str, nn.Module]:
         """The modules."""
         return dict(self._plan.everything)
-
-    @property
-    def every(self) -> Callable[[Probe], bool]:
-        """Whether a probe records on this step."""
-        return self._every
-
-    @every.setter
-    def every(self, every: Callable[[Probe], bool]) -> None:
-        self._every = every
-        self._weighs = any(probe.tap is Tap.GATE and every(probe) for probe in self.probes)
 
     @property
     def gradient_probes(self) -> tuple[Probe, ...]:
@@ -164,7 +154,7 @@ class GateHooks:
 
     def snapshot(self) -> None:
         """Keep the parameters as the step uses them; called before an optimizer changes them, once or more."""
-        if self._raw or not self._weighs:
+        if self._raw or not any(probe.tap is Tap.GATE and self.every(probe) for probe in self.probes):
             return
         wanted = {i: self._plan.parameters[i].parameter for i in self.parameters}
         ready = {i: p.detach() for i, p in wanted.items() if not isinstance(p, UninitializedParameter)}
