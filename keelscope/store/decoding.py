@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = ["check_schema", "read_layout", "scalar_names"]
 
 _MAX_NAMES = 10_000
 _MAX_LENGTH = 2**22
+_AXES = 8  # that are kept, so that the parts of a run share theirs
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4})*")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 
@@ -241,14 +243,19 @@ def _read_sites(group: h5py.Group, peek: Peek) -> tuple[Site, ...]:
     positions, sizes = (_whole(child_dataset(group, name, "iu", 1), peek).tolist() for name in ("position", "numel"))
     if min(positions, default=0) < -1 or max(positions, default=0) > _MAX_LENGTH or min(sizes, default=0) < 0:
         raise RefusedError(f"the sites of {group.name} have positions or sizes that no module has")
-    columns = zip(paths, kinds, roles, stacks, positions, sizes, aliases, strict=True)
     try:
-        return tuple(
-            Site(clean(path), clean(kind), clean(role), clean(stack), position, size, _aliases(others))
-            for path, kind, role, stack, position, size, others in columns
-        )
+        return _axis(*map(tuple, (paths, kinds, roles, stacks, positions, sizes, aliases)))
     except ValueError as error:
         raise RefusedError(f"the site coordinates of {group.name} do not fit each other") from error
+
+
+@lru_cache(maxsize=_AXES)
+def _axis(*columns: tuple[Any, ...]) -> tuple[Site, ...]:
+    """The sites that columns describe; one object for all parts of a run, so that they are known to be the same."""
+    return tuple(
+        Site(clean(path), clean(kind), clean(role), clean(stack), position, size, _aliases(others))
+        for path, kind, role, stack, position, size, others in zip(*columns, strict=True)
+    )
 
 
 def _read_coverage(group: h5py.Group, peek: Peek) -> tuple[CoverageEntry, ...]:

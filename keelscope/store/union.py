@@ -102,7 +102,10 @@ def _without_clashes(statistics: dict[str, StatisticSpec]) -> tuple[StatisticSpe
 
 def _unite_sites(axes: Iterable[Sequence[Site]]) -> tuple[Site, ...]:
     found: dict[tuple[str, int], Site] = {}
-    for sites in axes:
+    different = list({id(sites): sites for sites in axes}.values())
+    if len(different) == 1:
+        return tuple(different[0])
+    for sites in different:
         for key, site in zip(_keys(sites), sites, strict=True):
             found.setdefault(key, site)
     return tuple(found.values())

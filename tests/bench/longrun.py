@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from keelscope.store.pace import Pace
 from keelscope.store.schema import GroupSpec, Row, RunInfo, RunLayout, Site, Stack, StatisticSpec
 from keelscope.store.writer import RunWriter
 
@@ -47,9 +48,10 @@ def rows_of(layers: int, steps: int, start: int = 0) -> Iterator[Row]:
         yield Row(step, step * 0.1, values, {"loss": 4 - 2 * step / steps})
 
 
-def write_run(path: Path, layers: int, steps: int) -> Path:
-    """The whole run as a finished file."""
-    writer = RunWriter(path, layout_of(layers, steps, path.stem))
+def write_run(path: Path, layers: int, steps: int, *, sealed: bool = True) -> Path:
+    """The whole run as a finished file, or as it is before a closed run has been sealed."""
+    pace = Pace() if sealed else Pace(seal="never")
+    writer = RunWriter(path, layout_of(layers, steps, path.stem), pace=pace)
     for row in rows_of(layers, steps):
         writer.append(row)
     writer.close()

@@ -49,6 +49,18 @@ def test_parts_are_read_one_after_the_other(path, write, make_layout, make_row, 
         assert run.observed("gradients/norm").all()
 
 
+def test_parts_that_hold_the_same_modules_share_one_axis(path, write):
+    for part in range(3):
+        write(range(2 * part, 2 * part + 2), part=part, sites=["a", "b"])
+    write(range(6, 8), part=3, sites=["a", "c"])
+    files = RunFiles(path)
+    axes = [next(g.sites for g in source.layout.groups if g.name == "gradients") for source in files.sources]
+    assert axes[0] is axes[1] is axes[2]
+    assert [site.path for site in axes[3]] == ["a", "c"]
+    with open_run(path) as run:
+        assert run["gradients/norm"].paths == ("a", "b", "c")
+
+
 def test_a_part_with_more_sites_widens_the_axis(path, write):
     write(range(4), sites=["a", "b"])
     write(range(4, 6), part=1, sites=["b", "c"])
