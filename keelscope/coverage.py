@@ -27,6 +27,7 @@ _REPLACED = (
     "The module has another parameter in its place since: call watch() after fully_shard(), "
     "load_state_dict(assign=True) and the like."
 )
+_TAKEN_OUT = "Its module was taken out of the model before it ran on a recorded step."
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -149,6 +150,8 @@ def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> Coverag
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
+    if parameter.requires_grad and not any(module is watched.owner for _, module in plan.everything):
+        return CoverageEntry(path, "parameter", "never_called", _TAKEN_OUT)
     if seen.is_frozen(parameter):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:

@@ -162,6 +162,26 @@ def test_a_parameter_that_was_assigned_anew_is_followed():
     assert watch.run["parameter_gradients/norm"].of("bias").values.tolist() == [[1.0], [1.0]]
 
 
+def test_what_was_taken_out_of_the_model_is_not_called_frozen():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+    model[0].bias.requires_grad_(False)
+    with ks.watch(model) as watch:
+        model[1] = nn.Identity()
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            watch.step()
+    found = {entry.path: entry for entry in watch.coverage if entry.what == "parameter"}
+    assert {path: entry.status for path, entry in found.items()} == {
+        "0.weight": "observed",
+        "0.bias": "frozen",
+        "1.weight": "never_called",
+        "1.bias": "never_called",
+        "2.weight": "observed",
+        "2.bias": "observed",
+    }
+    assert "taken out of the model" in found["1.weight"].reason
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_a_scripted_layer_that_no_gradient_reaches():
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 1))
