@@ -27,7 +27,7 @@ _REPLACED = (
     "The module has another parameter in its place since: call watch() after fully_shard(), "
     "load_state_dict(assign=True) and the like."
 )
-_TAKEN_OUT = "Its module was taken out of the model before it ran on a recorded step."
+_TAKEN_OUT = "Its module is no longer part of the model."
 _CONTAINER = ("container", "It only holds other modules and is not called itself.")
 
 
@@ -96,7 +96,8 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
     chosen = {id(watched.module) for watched in plan.modules if watched.site.role != SOUGHT}
     modules = (_module(path, module, chosen, seen) for path, module in plan.everything)
     latest = {watched.site.path: watched for watched in plan.parameters}  # what was replaced comes before
-    parameters = (_parameter(watched, plan, seen) for watched in latest.values())
+    held = {id(module) for module in plan.everything[0][1].modules()}
+    parameters = (_parameter(watched, plan, seen, held) for watched in latest.values())
     return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
 
 
@@ -140,18 +141,16 @@ def _uncalled(module: nn.Module, seen: Seen) -> tuple[str, str]:
     return "never_called", "The model did not call it on the recorded steps."
 
 
-def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen) -> CoverageEntry:
+def _parameter(watched: WatchedParameter, plan: SitePlan, seen: Seen, held: Container[int]) -> CoverageEntry:
     path, parameter = watched.site.path, watched.parameter
     if seen.parameters is not None and id(parameter) in seen.parameters:
         lost = _is_assigned_anew(watched)
         return CoverageEntry(path, "parameter", *(("not_observed", _REPLACED) if lost else ("observed", "")))
-    out_of_sight = _out_of_sight(watched, seen)
+    out_of_sight = _out_of_sight(watched, seen, held)
     if out_of_sight:
         return CoverageEntry(path, "parameter", "not_observed", out_of_sight)
     if isinstance(parameter, UninitializedParameter):
         return CoverageEntry(path, "parameter", "uninitialized", "A lazy parameter that no forward has shaped yet.")
-    if parameter.requires_grad and not any(module is watched.owner for _, module in plan.everything):
-        return CoverageEntry(path, "parameter", "never_called", _TAKEN_OUT)
     if seen.is_frozen(parameter):
         return CoverageEntry(path, "parameter", "frozen", "requires_grad is False.")
     if seen.parameters is None:
@@ -174,10 +173,12 @@ def _now(watched: WatchedParameter) -> nn.Parameter | None:
     return held[name] if name in held else None  # noqa: SIM401 - that of a scripted module has no get()
 
 
-def _out_of_sight(watched: WatchedParameter, seen: Seen) -> str:
+def _out_of_sight(watched: WatchedParameter, seen: Seen, held: Container[int]) -> str:
     """Why the gradient of a parameter could not be seen although there may be one; empty if it could."""
     if id(watched.parameter) in seen.unsummed:
         return _UNSUMMED
+    if id(watched.owner) not in held:
+        return _TAKEN_OUT
     now = _now(watched)
     return _REPLACED if watched.parameter.requires_grad and now is not watched.parameter and now is not None else ""
 
