@@ -2,7 +2,8 @@
 
 Most of what numpy takes for a small tensor is spent before it reads the first entry, and between two modules of a model
 every operation finds the caches full of something else. So entries are copied as they lie, into one buffer of fixed
-size, and summed there one after the other; only a large tensor is summed at once, where it lies.
+size, and summed there all together. A large tensor is summed at once, where it lies and still is in the cache; what is
+made of its sums waits for the others.
 """
 
 from __future__ import annotations
@@ -15,27 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.hostsums import (
-    BLOCK,
-    LENGTH,
+    Moments,
     Shape,
     host_late_tokens,
-    host_moments,
-    host_moments_and_late_tokens,
+    host_moments_and_squares,
     host_squares,
     late_tokens_of,
-    make_room,
     moments_of_rows,
     power_sums,
 )
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.onhost import Place, narrowed
+from keelscope.rooms import BLOCK, LENGTH, Room
 
 __all__ = ["WIDTH", "Batch"]
 
 WIDTH = max(columns.stop for columns in COLUMNS.values())
 """Columns of a row of terms."""
-_LONG = BLOCK  # entries from which copying costs more than it saves
-_RUN = 4 * BLOCK  # entries of one run
+_LONG = LENGTH  # entries above which copying costs more than it saves
+_RUN = 4 * BLOCK  # entries of one run, and sums that wait
 _BYTES = 64 * BLOCK
 _MOMENTS, _SQUARES, _LATE_TOKENS = COLUMNS[Routine.MOMENTS], COLUMNS[Routine.SQUARES], COLUMNS[Routine.LATE_TOKENS]
 _BOTH = 1 << Routine.MOMENTS | 1 << Routine.LATE_TOKENS
@@ -57,8 +56,12 @@ class Batch:
     """A buffer of entries that are still to be summed."""
 
     def __init__(self) -> None:
-        self._raw, self._wide = np.empty(_BYTES, dtype=np.uint8), make_room()
+        self._raw, self._room = np.empty(_BYTES, dtype=np.uint8), Room()
         self._address = self._raw.ctypes.data
+        self._moments: list[tuple[NDArray[np.float64], int, Moments]] = []
+        self._tokens: dict[tuple[int, Shape], list[tuple[NDArray[np.float64], int, NDArray[np.float64]]]] = {}
+        """Table and shape -> that table, a row of it, and squares of the tokens of a tensor."""
+        self._waiting = 0
         self._runs: list[_Run] = []
         self._last: _Run | None = None
         self._used = 0
@@ -79,7 +82,7 @@ class Batch:
             return
         with self._lock:
             if count > _LONG:
-                self._take_long(place, routines, shape, table[row])
+                self._take_long(place, routines, shape, table, row)
                 return
             size = count * dtype.itemsize
             key, last = (count, dtype, routines, shape), self._last
@@ -108,41 +111,52 @@ class Batch:
         runs, self._runs, self._last, self._used = self._runs, [], None, 0
         with np.errstate(all="ignore"):
             for run in runs:
-                if run.key[0] > LENGTH:
-                    self._take_run(run)
-                    continue
                 count, dtype, routines, shape = run.key
                 raw = self._raw[run.start : run.start + len(run.rows) * count * dtype.itemsize].view(dtype)
                 run.table[run.rows] = self._terms_of(raw, len(run.rows), routines, shape)
+            self._finish_long()
 
-    def _take_run(self, run: _Run) -> None:
-        """Tensors that are long enough for one to be summed at a time."""
-        count, dtype, routines, shape = run.key
-        first, size = self._address + run.start, count * dtype.itemsize
-        for i, row in enumerate(run.rows):
-            self._take_long((first + i * size, count, dtype), routines, shape, run.table[row])
+    def _finish_long(self) -> None:
+        moments, self._moments = self._moments, []
+        tokens, self._tokens, self._waiting = self._tokens, {}, 0
+        for table, row, of_one in moments:
+            table[row, _MOMENTS] = of_one
+        for (_, shape), several in tokens.items():
+            rows = [row for _, row, _ in several]
+            several[0][0][rows, _LATE_TOKENS] = late_tokens_of(np.array([found for _, _, found in several]), shape)
 
     def _terms_of(self, raw: NDArray[np.generic], rows: int, routines: int, shape: Shape | None) -> NDArray[np.float64]:
         """Terms of several tensors, one after the other: ``[row, WIDTH]``."""
         entries, found = narrowed(raw).reshape(rows, -1), np.zeros((rows, WIDTH))
         of_tokens = shape if routines & 1 << Routine.LATE_TOKENS else None
-        sums, squares = power_sums(entries, self._wide, of_tokens[2] if of_tokens else 0)
+        sums, squares = power_sums(entries, self._room, of_tokens[2] if of_tokens else 0)
         if of_tokens:
             found[:, _LATE_TOKENS] = late_tokens_of(squares, of_tokens)
         squares = np.add.reduce(squares, axis=1)
         if routines & 1 << Routine.MOMENTS:
-            found[:, _MOMENTS] = moments_of_rows(entries, sums, squares, self._wide)
+            found[:, _MOMENTS] = moments_of_rows(entries, sums, squares, self._room)
         if routines & 1 << Routine.SQUARES:
             found[:, _SQUARES.start], found[:, _SQUARES.start + 1] = entries.shape[1], squares
         return found
 
-    def _take_long(self, place: Place, routines: int, shape: Shape | None, found: NDArray[np.float64]) -> None:
-        """Terms of a tensor where it lies, to ``[WIDTH]``."""
-        if routines & _BOTH == _BOTH and shape is not None:
-            found[_MOMENTS], found[_LATE_TOKENS] = host_moments_and_late_tokens(place, shape, self._wide)
-        elif routines & 1 << Routine.MOMENTS:
-            found[_MOMENTS] = host_moments(place, self._wide)
-        elif routines & 1 << Routine.LATE_TOKENS and shape is not None:
-            found[_LATE_TOKENS] = host_late_tokens(place, shape, self._wide)
+    def _take_long(
+        self, place: Place, routines: int, shape: Shape | None, table: NDArray[np.float64], row: int
+    ) -> None:
+        """Terms of a tensor where it lies."""
+        both = routines & _BOTH == _BOTH and shape is not None and shape[2] <= LENGTH
+        if routines & 1 << Routine.MOMENTS:
+            moments, squares = host_moments_and_squares(place, self._room, *shape[2:] if both and shape else ())
+            self._moments.append((table, row, moments))
+            if both and shape is not None:
+                self._keep_tokens(table, row, shape, squares)
+        if routines & 1 << Routine.LATE_TOKENS and shape is not None and not both:
+            table[row, _LATE_TOKENS] = host_late_tokens(place, shape, self._room)
         if routines & 1 << Routine.SQUARES:
-            found[_SQUARES] = place[1], host_squares(place, self._wide)
+            table[row, _SQUARES] = place[1], host_squares(place, self._room)
+
+    def _keep_tokens(self, table: NDArray[np.float64], row: int, shape: Shape, squares: NDArray[np.float64]) -> None:
+        self._tokens.setdefault((id(table), shape), []).append((table, row, squares))
+        self._waiting += len(squares)
+        if self._waiting > _RUN:
+            with np.errstate(all="ignore"):
+                self._finish_long()

@@ -14,107 +14,92 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.onhost import Place, entries_at, narrowed
+from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room
 
 __all__ = [
-    "BLOCK",
-    "LENGTH",
+    "Moments",
     "Shape",
     "host_late_tokens",
     "host_moments",
-    "host_moments_and_late_tokens",
+    "host_moments_and_squares",
     "host_squares",
     "late_tokens_of",
-    "make_room",
     "moments_of_rows",
     "power_sums",
 ]
 
-BLOCK = 1 << 15
-"""Entries that are widened at once: they stay in the cache of a core."""
-LENGTH = 1 << 13
-"""Most entries of one product: so many wake no threads of BLAS."""
-_LINE = 1 << 11
-"""Entries of one product where nothing asks for another length."""
-_ONES = np.ones((LENGTH, 1))
 _TINY = 1e-280
+_MINUS_2 = np.uint32((1 << 32) - 2)
+
+Moments = tuple[float, ...]
+"""See `keelscope.statistics.MOMENTS`."""
 
 Shape = tuple[int, ...]
 
 
-def make_room() -> NDArray[np.float64]:
-    """What entries are widened into; one call at a time may use it."""
-    return np.empty(BLOCK)
-
-
-def host_moments(place: Place, room: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+def host_moments(place: Place, room: Room | None = None) -> NDArray[np.float64]:
     """Moments of one tensor, see `keelscope.statistics.MOMENTS`.
 
     Args:
         place: of at least one entry.
-        room: see `make_room`.
+        room: to widen entries in.
 
     Returns:
         ``[6]``.
     """
-    room = make_room() if room is None else room
-    with np.errstate(all="ignore"):
-        return _joined([_moments_of_piece(piece, room, _LINE)[0] for piece in _pieces(place)])
+    return np.array(host_moments_and_squares(place, room or Room())[0])
 
 
-def host_squares(place: Place, room: NDArray[np.float64] | None = None) -> float:
+def host_squares(place: Place, room: Room | None = None) -> float:
     """Sum of the squares of all entries of one tensor.
 
     Args:
         place: where it lies.
-        room: see `make_room`.
+        room: to widen entries in.
 
     Returns:
         The sum.
     """
-    room = make_room() if room is None else room
+    room = room or Room()
     with np.errstate(all="ignore"):
-        return sum(_sum_of_squares(_widened(piece, room)) for piece in _pieces(place))
+        return sum(_squares_of_piece(piece, room) for piece in _pieces(place))
 
 
-def host_late_tokens(place: Place, shape: Shape, room: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+def host_late_tokens(place: Place, shape: Shape, room: Room | None = None) -> NDArray[np.float64]:
     """Sums over the later half of positions of one tensor, as `keelscope.kernel.Routine.LATE_TOKENS`.
 
     Args:
         place: of at least one entry.
         shape: ``batch, position, feature``.
-        room: see `make_room`.
+        room: to widen entries in.
 
     Returns:
         ``[3]``.
     """
     late, width = entries_at(place).reshape(shape)[:, shape[1] // 2 :], shape[2]
     tokens, several = narrowed(late).reshape(-1, width), max(1, BLOCK // width)
-    room = np.empty(width) if width > BLOCK else make_room() if room is None else room
+    wide = np.empty(width) if width > BLOCK else (room or Room()).wide
     with np.errstate(all="ignore"):
-        parts = (_widened(tokens[at : at + several], room) for at in range(0, len(tokens), several))
-        return _sums_of_logs(np.concatenate([_products(wide) for wide in parts])[None]).reshape(3)
+        parts = (_widened(tokens[at : at + several], wide) for at in range(0, len(tokens), several))
+        return _sums_of_logs(np.concatenate([_products(part) for part in parts])[None]).reshape(3)
 
 
-def host_moments_and_late_tokens(
-    place: Place, shape: Shape, room: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`host_moments` and `host_late_tokens`, of entries that are widened once.
+def host_moments_and_squares(place: Place, room: Room, width: int = LINE) -> tuple[Moments, NDArray[np.float64]]:
+    """Moments of one tensor, and the sum of squares of each line of it: of entries that are widened once.
 
     Args:
         place: of at least one entry.
-        shape: ``batch, position, feature``.
-        room: see `make_room`.
+        room: to widen entries in.
+        width: entries of a line, up to `LENGTH`.
 
     Returns:
-        ``[6]`` and ``[3]``.
+        The moments, and ``[line]`` for all lines that are full.
     """
-    width = shape[2]
-    if width > LENGTH:
-        return host_moments(place, room), host_late_tokens(place, shape, room)
     with np.errstate(all="ignore"):
         found = [_moments_of_piece(piece, room, width) for piece in _pieces(place, BLOCK // width * width)]
-        squares = np.concatenate([of_tokens for _, of_tokens in found])
-        return _joined([moments for moments, _ in found]), late_tokens_of(squares[None], shape).reshape(3)
+        if len(found) == 1:
+            return found[0]
+        return _joined([moments for moments, _ in found]), np.concatenate([squares for _, squares in found])
 
 
 def _pieces(place: Place, size: int = BLOCK) -> Iterator[NDArray[np.floating]]:
@@ -122,23 +107,35 @@ def _pieces(place: Place, size: int = BLOCK) -> Iterator[NDArray[np.floating]]:
     return (narrowed(entries[at : at + size]) for at in range(0, len(entries), size))
 
 
-def _moments_of_piece(
-    piece: NDArray[np.floating], room: NDArray[np.float64], width: int
-) -> tuple[tuple[float, ...], NDArray[np.float64]]:
-    """`moments_of_rows` of one long row, with as few operations of numpy as can be; and squares by tokens of it."""
-    count, wide = len(piece), _widened(piece, room)
-    whole = count - count % width
-    of_tokens = _products(wide[:whole].reshape(-1, width))
-    total, squares = _sum(wide), float(np.add.reduce(of_tokens)) + _sum_of_squares(wide[whole:])
-    high, low = float(np.maximum.reduce(piece)), float(np.minimum.reduce(piece))
-    top = -low if high < -low else high  # NaN if there is one: then both are
-    zeros = 0 if low > 0 or high < 0 else int(np.count_nonzero(piece == 0))
+def _moments_of_piece(piece: NDArray[np.floating], room: Room, width: int) -> tuple[Moments, NDArray[np.float64]]:
+    """`moments_of_rows` of one long row, with as few operations of numpy as can be; and squares of its lines."""
+    count, views = len(piece), room.views(len(piece), width)
+    np.copyto(views.wide, piece)
+    of_lines = np.matmul(views.rows, views.columns).reshape(-1)
+    total = _total(np.matmul(views.long_rows, COLUMN[:LINE]).reshape(-1))
+    if views.long_rest is not None:
+        total += float(views.long_rest.dot(ONES[: len(views.long_rest)]))
+    squares = _total(of_lines) + (0.0 if views.rest is None else float(views.rest.dot(views.rest)))
+    top, zeros = _extremes(piece, views.bits)
     mean, nonfinite = total / count, 0
     centred = squares - total * mean
     if not (squares > 2 * total * mean and _TINY < squares < math.inf):
         centred = _centred_squares(piece, mean, room)
         nonfinite = 0 if math.isfinite(mean) else count - int(np.count_nonzero(np.isfinite(piece)))
-    return (count, mean, centred, top, zeros, nonfinite), of_tokens
+    return (count, mean, centred, top, zeros, nonfinite), of_lines
+
+
+def _extremes(piece: NDArray[np.floating], bits: NDArray[np.uint32]) -> tuple[float, int]:
+    """The largest magnitude, NaN if there is one; and the number of entries that are 0. What is in the room is lost."""
+    if piece.dtype == np.float32:
+        # As whole numbers magnitudes keep their order, NaN above all. Times -2 the sign drops out and the order turns:
+        # the least belongs to the largest magnitude, unless there is a 0, which stays one.
+        least = int(np.minimum.reduce(np.multiply(piece.view(np.uint32), _MINUS_2, out=bits)))
+        if least:
+            return float(np.uint32((1 << 32) - least >> 1).view(np.float32)), 0
+    high, low = float(np.maximum.reduce(piece)), float(np.minimum.reduce(piece))
+    top = -low if high < -low else high  # NaN if there is one: then both are
+    return top, int(np.count_nonzero(piece == 0))
 
 
 def _products(lines: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -147,32 +144,30 @@ def _products(lines: NDArray[np.float64]) -> NDArray[np.float64]:
     return products.reshape(-1)
 
 
-def _sum(wide: NDArray[np.float64]) -> float:
-    whole = len(wide) - len(wide) % _LINE
-    rest = float(wide[whole:].dot(_ONES[: len(wide) - whole, 0])) if whole < len(wide) else 0.0
-    return float(np.add.reduce(np.matmul(wide[:whole].reshape(-1, 1, _LINE), _ONES[:_LINE]), axis=None)) + rest
+def _total(few: NDArray[np.float64]) -> float:
+    return float(few.dot(ONES[: len(few)]) if len(few) <= LENGTH else np.add.reduce(few))
 
 
-def _sum_of_squares(wide: NDArray[np.float64]) -> float:
-    if len(wide) <= LENGTH:
-        return float(wide.dot(wide))
-    whole = len(wide) - len(wide) % _LINE
-    return float(np.add.reduce(_products(wide[:whole].reshape(-1, _LINE)))) + float(wide[whole:].dot(wide[whole:]))
+def _squares_of_piece(piece: NDArray[np.floating], room: Room) -> float:
+    views = room.views(len(piece), LENGTH)
+    np.copyto(views.wide, piece)
+    squares = float(views.rest.dot(views.rest)) if views.rest is not None else 0.0
+    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
 
 
-def _centred_squares(entries: NDArray[np.floating], mean: float, room: NDArray[np.float64]) -> float:
+def _centred_squares(entries: NDArray[np.floating], mean: float, room: Room) -> float:
     """Where the mean is large beside the spread, a difference of sums has lost digits."""
-    return _sum_of_squares(np.subtract(entries, mean, out=room[: len(entries)], dtype=np.float64))
+    return _squares_of_piece(np.subtract(entries, mean, dtype=np.float64), room)
 
 
 def power_sums(
-    rows: NDArray[np.floating], room: NDArray[np.float64], width: int = 0
+    rows: NDArray[np.floating], room: Room, width: int = 0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sums of the entries and of their squares, in float64.
 
     Args:
         rows: ``[row, entry]``, from one entry to `LENGTH`.
-        room: see `make_room`.
+        room: to widen entries in.
         width: of parts of a row whose squares are summed, if not all of it.
 
     Returns:
@@ -183,8 +178,8 @@ def power_sums(
     several, sums, squares = BLOCK // count, np.empty((len(rows), 1, 1)), np.empty((len(rows), count // width))
     for first in range(0, len(rows), several):
         some = slice(first, first + several)
-        wide = _widened(rows[some], room)
-        np.matmul(wide[:, None, :], _ONES[:count], out=sums[some])
+        wide = _widened(rows[some], room.wide)
+        np.matmul(wide[:, None, :], COLUMN[:count], out=sums[some])
         squares[some] = _products(wide.reshape(-1, width)).reshape(len(wide), -1)
     return sums.reshape(-1), squares
 
@@ -199,7 +194,7 @@ def _widened(entries: NDArray[np.floating], room: NDArray[np.float64]) -> NDArra
 
 
 def moments_of_rows(
-    rows: NDArray[np.floating], sums: NDArray[np.float64], squares: NDArray[np.float64], room: NDArray[np.float64]
+    rows: NDArray[np.floating], sums: NDArray[np.float64], squares: NDArray[np.float64], room: Room
 ) -> NDArray[np.float64]:
     """Moments of several tensors of the same length, see `keelscope.statistics.MOMENTS`.
 
@@ -207,7 +202,7 @@ def moments_of_rows(
         rows: ``[row, entry]``, from one entry to `LENGTH`.
         sums: of the entries of each, see `power_sums`.
         squares: of each row.
-        room: see `make_room`.
+        room: to widen entries in.
 
     Returns:
         ``[row, 6]``.
@@ -257,12 +252,10 @@ def _sums_of_logs(squares: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
-def _joined(pieces: list[tuple[float, ...]]) -> NDArray[np.float64]:
+def _joined(pieces: list[Moments]) -> Moments:
     """Moments of all pieces together: centred squares plus the spread of the means."""
-    if len(pieces) == 1:
-        return np.array(pieces[0], dtype=np.float64)
     counts, means, centred, top, zeros, nonfinite = np.array(pieces).T
     total = counts.sum()
     mean = (counts * means).sum() / total
     m2 = centred.sum() + (counts * np.square(means - mean)).sum()
-    return np.array([total, mean, m2, top.max(), zeros.sum(), nonfinite.sum()])
+    return total, mean, m2, top.max(), zeros.sum(), nonfinite.sum()

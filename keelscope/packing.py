@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.entries import plainly
-from keelscope.hostsums import BLOCK, LENGTH, host_moments, host_squares, make_room
+from keelscope.hostsums import host_moments, host_squares
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.onhost import place_of
+from keelscope.rooms import BLOCK, LENGTH, Room
 
 __all__ = ["Packing"]
 
@@ -51,7 +52,7 @@ class Packing:
     """The buffer, and plans for the sets of tensors that come again and again."""
 
     def __init__(self) -> None:
-        self._wide = make_room()
+        self._room = Room()
         self._plans: dict[tuple[torch.Size, ...], _Plan] = {}
         self._lock = threading.Lock()
 
@@ -98,7 +99,7 @@ class Packing:
         counts = [shape.numel() for shape in shapes]
         plan, used = _Plan(np.array(counts, dtype=np.float64)), 0
         with plainly():
-            buffer = torch.from_numpy(self._wide)
+            buffer = torch.from_numpy(self._room.wide)
             for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
                 if count > BLOCK:
                     plan.long.append(i)
@@ -108,7 +109,7 @@ class Packing:
                     plan.loads.append(_Load())
                 plan.loads[-1].tensors.append(i)
                 plan.loads[-1].views.append(buffer[used : used + count].view(shape))
-                plan.loads[-1].pieces += [(i, piece) for piece in _pieces(self._wide[used : used + count])]
+                plan.loads[-1].pieces += [(i, piece) for piece in _pieces(self._room.wide[used : used + count])]
                 used += count
         if len(self._plans) >= _PLANS:
             self._plans.clear()
@@ -117,13 +118,13 @@ class Packing:
 
     def _squares_of(self, tensor: Tensor) -> tuple[int, float] | None:
         place = place_of(tensor)
-        return None if place is None else (place[1], host_squares(place, self._wide))
+        return None if place is None else (place[1], host_squares(place, self._room))
 
     def _moments_of(self, tensor: Tensor) -> NDArray[np.float64] | None:
         place = place_of(tensor)
         if place is None:
             return None
-        return host_moments(place, self._wide) if place[1] else np.zeros(6)
+        return host_moments(place, self._room) if place[1] else np.zeros(6)
 
 
 def _is_plain(kind: tuple[type, torch.dtype, torch.layout, bool]) -> bool:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from keelscope.batch import WIDTH, Batch
-from keelscope.hostsums import BLOCK, LENGTH
 from keelscope.kernel import Routine
 from keelscope.onhost import place_of
 from keelscope.packing import Packing
+from keelscope.rooms import BLOCK, LENGTH
 from keelscope.statistics import MOMENTS, SQUARES
 from keelscope_probes.gradients import _late_tokens_of
 
@@ -73,3 +73,14 @@ def test_empty_tensors_are_packed_wherever_they_stand(routine):
         rows, left = Packing().pack_all(routine, several)
         assert rows[:, 0].tolist() == [tensor.numel() for tensor in several]
         assert left == []
+
+
+def test_sums_of_tokens_wait_in_bounds():
+    batch, table = Batch(), np.zeros((40, WIDTH))
+    several = [torch.randn(1, 5_000 + row % 2, 2) for row in range(len(table))]
+    for row, tensor in enumerate(several):
+        batch.put(place_of(tensor), 5, tuple(tensor.shape), table, row)
+    assert np.any(table)  # some were finished on the way
+    batch.flush()
+    expected = [np.concatenate([of(tensor).numpy() for of in (MOMENTS.of, _late_tokens_of)]) for tensor in several]
+    np.testing.assert_allclose(table[:, [*range(6), *range(8, 11)]], expected, rtol=1e-9, atol=1e-12)

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keelscope.hostsums import (
-    BLOCK,
-    LENGTH,
+    Moments,
     host_late_tokens,
     host_moments,
-    host_moments_and_late_tokens,
+    host_moments_and_squares,
     host_squares,
-    make_room,
+    late_tokens_of,
 )
-from keelscope.onhost import place_of
+from keelscope.onhost import Place, place_of
+from keelscope.rooms import BLOCK, LENGTH, Room
 
 SAMPLES = {
     "one": [3.0],
@@ -30,6 +30,11 @@ SAMPLES = {
     "huge": [1e25, 3e25],
 }
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def moments_and_late_tokens(place: Place, shape: tuple[int, ...]) -> tuple[Moments, np.ndarray]:
+    moments, squares = host_moments_and_squares(place, Room(), shape[2])
+    return moments, late_tokens_of(squares[None], shape)[0]
 
 
 def check(tensor: torch.Tensor, rounding: float = 1e-15) -> None:
@@ -83,15 +88,13 @@ def test_late_tokens(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (2, 5, 3), (4, 64, 128), (3, 40, 700), (1, 3, LENGTH + 1), (1, 9, LENGTH)]
-)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 5, 3), (4, 64, 128), (3, 40, 700), (1, 9, LENGTH)])
 @pytest.mark.parametrize("mean", [0.0, 100.0])
 def test_what_is_widened_once_gives_the_same(shape, dtype, mean):
     tensor = (torch.randn(shape) + mean).to(dtype)
     tensor[:, -1] = 0
     place = place_of(tensor)
-    moments, late = host_moments_and_late_tokens(place, shape, make_room())
+    moments, late = moments_and_late_tokens(place, shape)
     np.testing.assert_allclose(moments, host_moments(place), rtol=1e-11)
     np.testing.assert_allclose(late, host_late_tokens(place, shape), rtol=1e-12)
 
@@ -111,7 +114,19 @@ def test_a_mean_far_from_the_spread(mean, spread, dtype):
 def test_one_entry_among_many_is_not_finite(value, at, other):
     tensor = torch.ones(64 * 300)
     tensor[other], tensor[at] = 0, value
-    moments, late = host_moments_and_late_tokens(place_of(tensor), (4, 48, 100), make_room())
-    assert moments[4:].tolist() == [int(at != other), 1]
+    moments, late = moments_and_late_tokens(place_of(tensor), (4, 48, 100))
+    assert list(moments[4:]) == [int(at != other), 1]
     assert not math.isfinite(moments[1])
     assert late[1:].tolist() == [4 * 24, 0]
+
+
+@given(
+    st.lists(st.sampled_from([0.0, -0.0, 1e-45, -1e-45, 1.0, -1.5, -3e38, math.inf, -math.inf, math.nan, -math.nan])),
+    st.sampled_from([1.0, -2.0, 1e-40]),
+)
+def test_extremes_of_long_tensors(values, other):
+    tensor = torch.full((LENGTH + 3,), other)
+    tensor[: len(values)] = torch.tensor(values)
+    found = host_moments(place_of(tensor))
+    assert found[4] == (tensor == 0).sum()
+    assert found[3] == tensor.abs().max() or (any(map(math.isnan, values)) and math.isnan(found[3]))
