@@ -21,7 +21,7 @@ from keelscope.leaves import Arguments, KeptInput
 if TYPE_CHECKING:
     from keelscope.slowpages import AnyPage
 
-__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner", "Placement"]
+__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner"]
 
 
 class Owner(Protocol):
@@ -84,34 +84,6 @@ class ForwardHook(Unscriptable):
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
-
-
-@dataclass(slots=True, eq=False)
-class Placement:
-    """A forward hook that comes and goes with recorded steps: put back by its number, at a tenth of the cost."""
-
-    hook: ForwardHook
-    number: int = -1
-
-    def put(self, module: nn.Module) -> None:
-        """Put the hook on its module.
-
-        Args:
-            module: always the same.
-
-        Raises:
-            RuntimeError: if it takes no hooks; or AttributeError.
-        """
-        if self.number < 0:
-            self.number = module.register_forward_hook(self.hook, with_kwargs=True).id
-        else:
-            module._forward_hooks[self.number] = self.hook
-            module._forward_hooks_with_kwargs[self.number] = True
-
-    def take(self, module: nn.Module) -> None:
-        """Take it off, wherever it is."""
-        module._forward_hooks.pop(self.number, None)
-        module._forward_hooks_with_kwargs.pop(self.number, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
