@@ -31,7 +31,7 @@ class Owner(Protocol):
     page: AnyPage | None
 
     def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None: ...
-    def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None: ...
+    def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None: ...
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None: ...
 
 
@@ -93,10 +93,10 @@ class InputHook(Unscriptable):
     owner: Owner
     site: int
 
-    def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Measure the input; returning None leaves it as it is."""
         if not torch.compiler.is_compiling() and self.owner.attached:
-            self.owner._before_forward(self.site, module, args, kwargs)
+            self.owner._before_forward(self.site, module, (args, kwargs))
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

@@ -24,7 +24,15 @@ from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
 from keelscope.jacobian.passage import JacobianCalls
-from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.leaves import (
+    HAS_HOOK_DICTS,
+    Arguments,
+    KeptInput,
+    floating_inputs,
+    floating_leaves,
+    hook_gradient,
+    hookable,
+)
 from keelscope.placements import Placements
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import in_backward, repeated_call
@@ -68,7 +76,7 @@ class ModuleHooks:
         self._step = StepRecord()
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
-        self.on_gradient: Callable[[], None] = _nothing
+        self.on_gradient: Callable[[], None] = lambda: None
         """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
         """Whether forwards without gradient are recorded: those of checkpointed regions, none of validation."""
@@ -249,18 +257,18 @@ class ModuleHooks:
         return call
 
     @contained
-    def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
+    def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None:
         """Measure the input before the module can change it in place, and look out for attention inside."""
         if in_backward() or not self._looks(repeated=False):
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
         duty = self.duties[site]
-        leaves = floating_leaves((args, kwargs)) if duty.inputs or duty.jacobians else []
+        tensors = floating_inputs(inputs) if duty.inputs or duty.jacobians else []
         if duty.jacobians:
-            self.jacobians.enter(site, [tensor for _, tensor in leaves])
-        if leaves and duty.inputs:
-            inputs = measure(duty.inputs, (leaves[0][1],), module, board, self)
-            self._inputs.setdefault(site, []).append(inputs)
+            self.jacobians.enter(site, tensors)
+        if tensors and duty.inputs:
+            slots = measure(duty.inputs, (tensors[0],), module, board, self)
+            self._inputs.setdefault(site, []).append(slots)
         if duty.attention and self._modules[site]() is module:
             self._attention.open(OpenModule(site, module, board))
 
@@ -340,7 +348,3 @@ class ModuleHooks:
 
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-
-
-def _nothing() -> None:
-    """Nobody asked."""

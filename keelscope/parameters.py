@@ -36,6 +36,7 @@ __all__ = ["ParameterHooks"]
 
 _queue = torch.autograd.Variable._execution_engine.queue_callback
 
+_PLAIN = nn.Parameter  # asked by type: its metaclass answers isinstance() in Python
 _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
@@ -308,7 +309,7 @@ class ParameterHooks:
         if not self._now.weights:
             return
         fresh = [(i, p) for i in indices if i not in self._weighed and (p := self._parameters[i]()) is not None]
-        ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
+        ready = [(i, p.detach()) for i, p in fresh if type(p) is _PLAIN or not isinstance(p, UninitializedParameter)]
         self._weighed.update(i for i, _ in ready)
         found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], [t for _, t in ready], self._step)
         for i, slots in found.items():

@@ -101,10 +101,12 @@ PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t giv
 static int set(PyObject *module, PyObject *name, PyObject *key, PyObject *value) {
     PyObject *hooks = PyObject_GetAttr(module, name);
     if (hooks == NULL) return -1;
-    int done = 0;
-    if (value != NULL) done = PyObject_SetItem(hooks, key, value);
-    else if (PyMapping_HasKey(hooks, key)) done = PyObject_DelItem(hooks, key);
+    int done = value != NULL ? PyObject_SetItem(hooks, key, value) : PyObject_DelItem(hooks, key);
     Py_DECREF(hooks);
+    if (done < 0 && value == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) { /* it is not there */
+        PyErr_Clear();
+        done = 0;
+    }
     return done;
 }
 
