@@ -21,7 +21,7 @@ from keelscope.leaves import Arguments, KeptInput
 if TYPE_CHECKING:
     from keelscope.slowpages import AnyPage
 
-__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner", "Placement"]
+__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner"]
 
 
 class Owner(Protocol):
@@ -31,7 +31,7 @@ class Owner(Protocol):
     page: AnyPage | None
 
     def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None: ...
-    def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None: ...
+    def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None: ...
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None: ...
 
 
@@ -86,34 +86,6 @@ class ForwardHook(Unscriptable):
         return NO_OP
 
 
-@dataclass(slots=True, eq=False)
-class Placement:
-    """A forward hook that comes and goes with recorded steps: put back by its number, at a tenth of the cost."""
-
-    hook: ForwardHook
-    number: int = -1
-
-    def put(self, module: nn.Module) -> None:
-        """Put the hook on its module.
-
-        Args:
-            module: always the same.
-
-        Raises:
-            RuntimeError: if it takes no hooks; or AttributeError.
-        """
-        if self.number < 0:
-            self.number = module.register_forward_hook(self.hook, with_kwargs=True).id
-        else:
-            module._forward_hooks[self.number] = self.hook
-            module._forward_hooks_with_kwargs[self.number] = True
-
-    def take(self, module: nn.Module) -> None:
-        """Take it off, wherever it is."""
-        module._forward_hooks.pop(self.number, None)
-        module._forward_hooks_with_kwargs.pop(self.number, None)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class InputHook(Unscriptable):
     """The hook before one module, where a probe looks at inputs or attention. Copies like `ForwardHook`."""
@@ -121,10 +93,10 @@ class InputHook(Unscriptable):
     owner: Owner
     site: int
 
-    def __call__(self, module: nn.Module, args: object, kwargs: object) -> None:
+    def __call__(self, module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Measure the input; returning None leaves it as it is."""
         if not torch.compiler.is_compiling() and self.owner.attached:
-            self.owner._before_forward(self.site, module, args, kwargs)
+            self.owner._before_forward(self.site, module, (args, kwargs))
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

@@ -19,12 +19,21 @@ from torch import Tensor, jit, nn
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.batch import Batch
 from keelscope.board import Board
-from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, Placement
+from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner
 from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
 from keelscope.jacobian.passage import JacobianCalls
-from keelscope.leaves import HAS_HOOK_DICTS, Arguments, KeptInput, floating_leaves, hook_gradient, hookable
+from keelscope.leaves import (
+    HAS_HOOK_DICTS,
+    Arguments,
+    KeptInput,
+    floating_inputs,
+    floating_leaves,
+    hook_gradient,
+    hookable,
+)
+from keelscope.placements import Placements
 from keelscope.probe import Probe, Tap, fits_site
 from keelscope.recomputation import in_backward, repeated_call
 from keelscope.sites import SOUGHT, WatchedModule
@@ -51,7 +60,7 @@ class ModuleHooks:
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
         self._handles = ExitStack()
-        self._placed: dict[int, Placement] = {}
+        self._placements = Placements()
         self._before = ExitStack()
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
@@ -67,7 +76,7 @@ class ModuleHooks:
         self._step = StepRecord()
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
-        self.on_gradient: Callable[[], None] = _nothing
+        self.on_gradient: Callable[[], None] = lambda: None
         """Called with the first gradient of a step, before it is measured."""
         self.untracked = True
         """Whether forwards without gradient are recorded: those of checkpointed regions, none of validation."""
@@ -129,18 +138,17 @@ class ModuleHooks:
 
     def forget(self, site: int) -> None:
         """Watch no module at this site any more."""
-        module, placement = self._modules[site](), self._placed.pop(site, None)
-        if module is not None and placement is not None:
-            placement.take(module)
+        self._placements.forget(site)
         self._modules[site] = weakref.ref(nn.Identity())  # of an object that is gone
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
         if not self.attached:
             self.attached = True
-            for site, reference in enumerate(self._modules):
-                module = reference()
-                if module is not None and site not in self._sought:
+            back = self._placements.put_back()
+            for site, reference in enumerate(self._modules) if len(back) < len(self._modules) else ():
+                module = reference() if site not in back and site not in self._sought else None
+                if module is not None:
                     self._attach_to(site, module, self._handles)
         self._attach_before()
 
@@ -165,20 +173,17 @@ class ModuleHooks:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
                 handles.callback(handle.remove)
-            placement = self._placed.setdefault(site, Placement(ForwardHook(self, site)))
-            placement.put(module)
+            alone = site not in self._sought and Tap.ATTENTION not in taps
+            self._placements.put(site, module, ForwardHook(self, site), alone=alone)
             if site in self._sought:
-                handles.callback(placement.take, module)
+                handles.callback(self._placements.take, site)
         except (RuntimeError, AttributeError) as error:
-            self._placed.pop(site, None)
             self.lost[site] = f"of a kind that takes no hooks ({error})"
 
     def detach(self) -> None:
         """Give every handle back."""
-        for site, placement in self._placed.items() if self.attached else ():
-            module = self._modules[site]()
-            if module is not None:
-                placement.take(module)
+        if self.attached:
+            self._placements.take_all()
         self._handles.close()
         self._before.close()
         self._awaited = ()
@@ -252,18 +257,18 @@ class ModuleHooks:
         return call
 
     @contained
-    def _before_forward(self, site: int, module: nn.Module, args: object, kwargs: object) -> None:
+    def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None:
         """Measure the input before the module can change it in place, and look out for attention inside."""
         if in_backward() or not self._looks(repeated=False):
             return
         board = self._record_for(torch.is_grad_enabled()).board  # first: it may open the next row
         duty = self.duties[site]
-        leaves = floating_leaves((args, kwargs)) if duty.inputs or duty.jacobians else []
+        tensors = floating_inputs(inputs) if duty.inputs or duty.jacobians else []
         if duty.jacobians:
-            self.jacobians.enter(site, [tensor for _, tensor in leaves])
-        if leaves and duty.inputs:
-            inputs = measure(duty.inputs, (leaves[0][1],), module, board, self)
-            self._inputs.setdefault(site, []).append(inputs)
+            self.jacobians.enter(site, tensors)
+        if tensors and duty.inputs:
+            slots = measure(duty.inputs, (tensors[0],), module, board, self)
+            self._inputs.setdefault(site, []).append(slots)
         if duty.attention and self._modules[site]() is module:
             self._attention.open(OpenModule(site, module, board))
 
@@ -343,7 +348,3 @@ class ModuleHooks:
 
 def _is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()
-
-
-def _nothing() -> None:
-    """Nobody asked."""

@@ -138,7 +138,7 @@ class Journal:
             self.log(step, mark)
 
     def _write(self, before: int) -> None:
-        if self._writer is None and not self._values:
+        if not self._values and (self._writer is None or not self._scalars):
             return
         alone = len(self._scalars) == 1 and self._values.keys() <= self._scalars.keys()  # as nearly always
         pending = list(self._scalars) if alone else sorted({*self._values, *self._scalars})

@@ -42,6 +42,7 @@ __all__ = [
     "pack_all",
     "page",
     "passes",
+    "place_hooks",
     "program",
     "same_nodes",
     "tree_of",
@@ -219,6 +220,29 @@ def hang_hooks(ears: list[Any], number: int, *, on: bool) -> bool:
         return False
     _native.hang_hooks(ears, number, on)
     return True
+
+
+def place_hooks(placements: list[Any], *, on: bool) -> None:
+    """Put hooks back after modules, or take them off.
+
+    Args:
+        placements: each a `keelscope.placements.Placement`; those whose module is gone are left out.
+        on: whether to put them back.
+    """
+    if _native is not None:
+        _native.place_hooks(placements, on)
+        return
+    for reference, number, hook in placements:
+        module = reference()
+        for hooks, value in () if module is None else _after(module, hook):
+            if on:
+                hooks[number] = value
+            else:
+                hooks.pop(number, None)
+
+
+def _after(module: nn.Module, hook: object) -> tuple[tuple[dict[int, Any], object], ...]:
+    return (module._forward_hooks, hook), (module._forward_hooks_with_kwargs, True)
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

@@ -18,7 +18,16 @@ from torch.utils.hooks import RemovableHandle
 from keelscope.entries import is_measurable
 from keelscope.unwinding import Breaks
 
-__all__ = ["HAS_HOOK_DICTS", "Arguments", "KeptInput", "floating_leaves", "hook_gradient", "hook_plainly", "hookable"]
+__all__ = [
+    "HAS_HOOK_DICTS",
+    "Arguments",
+    "KeptInput",
+    "floating_inputs",
+    "floating_leaves",
+    "hook_gradient",
+    "hook_plainly",
+    "hookable",
+]
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
 """Positional and keyword arguments of a call."""
@@ -45,6 +54,21 @@ def floating_leaves(value: object) -> list[tuple[str, Tensor]]:
     if type(value) is Tensor:
         return [("", value)] if is_measurable(value) else []
     return list(_walk(value, "", 0))
+
+
+def floating_inputs(inputs: Arguments) -> list[Tensor]:
+    """Tensors among the arguments of a call as `floating_leaves` finds them; at once where there is one argument.
+
+    Args:
+        inputs: positional and keyword arguments.
+
+    Returns:
+        The tensors.
+    """
+    args, kwargs = inputs
+    if not kwargs and type(args) is tuple and len(args) == 1 and type(args[0]) is Tensor:
+        return [args[0]] if is_measurable(args[0]) else []
+    return [tensor for _, tensor in floating_leaves(inputs)]
 
 
 def _walk(value: object, path: str, depth: int) -> Iterator[tuple[str, Tensor]]:
@@ -149,9 +173,9 @@ class KeptInput:
     version: int
 
     @classmethod
-    def first_of(cls, inputs: object) -> KeptInput | None:
+    def first_of(cls, inputs: Arguments) -> KeptInput | None:
         """The first floating tensor among a module's arguments."""
-        leaf = next((leaf for _, leaf in floating_leaves(inputs)), None)
+        leaf = next(iter(floating_inputs(inputs)), None)
         return None if leaf is None or leaf.is_inference() else cls(leaf.detach(), leaf._version)
 
     @property

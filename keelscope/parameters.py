@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ __all__ = ["ParameterHooks"]
 
 _queue = torch.autograd.Variable._execution_engine.queue_callback
 
+_PLAIN = nn.Parameter  # asked by type: its metaclass answers isinstance() in Python
 _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
 
@@ -61,10 +63,11 @@ class ParameterHooks:
         self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
         self._handles = ExitStack()
-        self._placed: list[dict[Hashable, Hashable]] = []
-        """Dictionaries of hooks that ours are in."""
-        self._marks: list[Hashable] = []
-        """The key of ours in each."""
+        self._has_leaf_hooks = False
+        self._marks: list[Any] = []
+        """Ours among the hooks of parameters."""
+        self._resting: tuple[list[Any], set[int]] = [], set()
+        """Those of the recorded step before, and who is hooked where they are put back."""
         self.hooked: set[int] = set()
         self.hookings = 0
         """How often a parameter came to them."""
@@ -108,7 +111,9 @@ class ParameterHooks:
         """Hook every trainable parameter; doing so twice changes nothing."""
         if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
-        for reference, key in zip(self._parameters, self._index, strict=True):
+        if not self.hooked and self._passes.put_back(self._resting[0]):
+            self._marks, self.hooked = self._resting
+        for reference, key in zip(self._parameters, self._index, strict=True) if not self.is_complete else ():
             parameter = reference()
             if parameter is not None and key not in self.hooked:
                 self._hook(parameter, key)
@@ -126,12 +131,12 @@ class ParameterHooks:
 
     def detach(self) -> None:
         """Give every handle back."""
-        for hooks, mark in zip(self._placed, self._marks, strict=True):
-            hooks.pop(mark, None)
-        self._placed.clear()
-        self._marks.clear()
+        self._passes.take_off(self._marks)
+        if self.hooked:
+            self._resting = ([], set()) if self._has_leaf_hooks else (self._marks, self.hooked)
+        self._marks, self.hooked = [], set()
         self._handles.close()
-        self.hooked.clear()
+        self._has_leaf_hooks = False
         self._before.clear()
 
     def begin(self, step: StepRecord) -> None:
@@ -239,15 +244,15 @@ class ParameterHooks:
         if self._leaf_always or i not in self._covered:
             handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
             self._handles.callback(handle.remove)
+            self._has_leaf_hooks = True
 
     def _place(self, parameter: nn.Parameter, i: int) -> None:
         """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
         if parameter._post_accumulate_grad_hooks is None:
             parameter.register_post_accumulate_grad_hook(_ignore).remove()  # torch makes the dictionary
         hooks = parameter._post_accumulate_grad_hooks
-        mark: Hashable = self._passes.mark(i, hooks)
+        mark = self._passes.mark(i, hooks)
         hooks[mark] = mark
-        self._placed.append(hooks)
         self._marks.append(mark)
 
     @contained
@@ -304,7 +309,7 @@ class ParameterHooks:
         if not self._now.weights:
             return
         fresh = [(i, p) for i in indices if i not in self._weighed and (p := self._parameters[i]()) is not None]
-        ready = [(i, p.detach()) for i, p in fresh if not isinstance(p, UninitializedParameter)]
+        ready = [(i, p.detach()) for i, p in fresh if type(p) is _PLAIN or not isinstance(p, UninitializedParameter)]
         self._weighed.update(i for i, _ in ready)
         found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], [t for _, t in ready], self._step)
         for i, slots in found.items():

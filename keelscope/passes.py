@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,20 @@ if TYPE_CHECKING:
 __all__ = ["SlowPasses", "make_passes"]
 
 _graph_task = torch._C._current_graph_task_id
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlowMark:
+    """Notes one parameter."""
+
+    note: Callable[[int], None]
+    index: int
+    hooks: dict[Hashable, Hashable]
+    """Of the parameter, where it has its place."""
+
+    def __call__(self, _: Tensor) -> None:
+        """A gradient has been accumulated."""
+        self.note(self.index)
 
 
 class SlowPasses:
@@ -59,22 +74,43 @@ class SlowPasses:
                 owner._backward_begins()
         self._reached.add(index)
 
-    def mark(self, index: int, _hooks: dict[Hashable, Hashable]) -> Callable[[Tensor], None]:
+    def mark(self, index: int, hooks: dict[Hashable, Hashable]) -> SlowMark:
         """What notes a parameter, to be put among its hooks.
 
         Args:
             index: the parameter.
-            _hooks: what torch calls after an accumulation, of which there may be others.
+            hooks: what torch calls after an accumulation, of which there may be others.
 
         Returns:
             The hook.
         """
-        note = self.note
+        return SlowMark(self.note, index, hooks)
 
-        def mark(_: Tensor) -> None:
-            note(index)
+    def put_back(self, marks: list[SlowMark]) -> bool:
+        """Put marks among the hooks of their parameters again.
 
-        return mark
+        Args:
+            marks: taken off before.
+
+        Returns:
+            Whether it was done: not where one of the parameters is no longer hooked, or keeps its hooks elsewhere.
+        """
+        if not all(self._fits(mark) for mark in marks):
+            return False
+        for mark in marks:
+            mark.hooks[mark] = mark
+        return True
+
+    def take_off(self, marks: list[SlowMark]) -> None:
+        """Take marks from among the hooks of their parameters."""
+        for mark in marks:
+            mark.hooks.pop(mark, None)
+
+    def _fits(self, mark: SlowMark) -> bool:
+        parameter = self._parameters[mark.index]()
+        if parameter is None or not parameter.requires_grad or not parameter.is_leaf:
+            return False
+        return parameter._post_accumulate_grad_hooks is mark.hooks
 
     def take(self) -> tuple[bytes, bytearray, bytearray, list[int], list[Tensor]]:
         """What was reached since the last time.

@@ -1,5 +1,6 @@
 /* Notes a module call by the tensors it took and gave, as keelscope.topology.listener does, for the usual calls: tensors in,
-   one tensor out. Everything else is left to Python, before anything is noted. Puts hooks on modules and takes them off. */
+   one tensor out. Everything else is left to Python, before anything is noted. Puts hooks on modules and takes them off, those that
+   keelscope.placements keeps too. */
 
 #include "kernel.h"
 
@@ -100,10 +101,12 @@ PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t giv
 static int set(PyObject *module, PyObject *name, PyObject *key, PyObject *value) {
     PyObject *hooks = PyObject_GetAttr(module, name);
     if (hooks == NULL) return -1;
-    int done = 0;
-    if (value != NULL) done = PyObject_SetItem(hooks, key, value);
-    else if (PyMapping_HasKey(hooks, key)) done = PyObject_DelItem(hooks, key);
+    int done = value != NULL ? PyObject_SetItem(hooks, key, value) : PyObject_DelItem(hooks, key);
     Py_DECREF(hooks);
+    if (done < 0 && value == NULL && PyErr_ExceptionMatches(PyExc_KeyError)) { /* it is not there */
+        PyErr_Clear();
+        done = 0;
+    }
     return done;
 }
 
@@ -131,6 +134,30 @@ PyObject *hang_hooks(PyObject *module, PyObject *args) {
     (void)module;
     if (!get_ready() || !PyArg_ParseTuple(args, "O!Op", &PyList_Type, &list, &number, &on)) return NULL;
     for (Py_ssize_t i = 0; !failed && i < PyList_Size(list); i++) failed = hang(PyList_GetItem(list, i), number, on) < 0;
+    if (failed) return NULL;
+    Py_RETURN_NONE;
+}
+
+/* One placement, a tuple (weak reference to a module, number, hook); 0, or -1 with an exception. */
+static int place(PyObject *placement, int on) {
+    PyObject *module = PyWeakref_GetObject(PyTuple_GetItem(placement, 0));
+    PyObject *number = PyTuple_GetItem(placement, 1), *hook = PyTuple_GetItem(placement, 2);
+    if (module == NULL || number == NULL || hook == NULL) return -1;
+    if (module == Py_None) return 0;
+    Py_INCREF(module);
+    const int failed = set(module, words.after, number, on ? hook : NULL) < 0 ||
+                       set(module, words.with_kwargs, number, on ? Py_True : NULL) < 0;
+    Py_DECREF(module);
+    return failed ? -1 : 0;
+}
+
+/* place_hooks(placements, on): see keelscope.placements */
+PyObject *place_hooks(PyObject *module, PyObject *args) {
+    PyObject *list;
+    int on, failed = 0;
+    (void)module;
+    if (!get_ready() || !PyArg_ParseTuple(args, "O!p", &PyList_Type, &list, &on)) return NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyList_Size(list); i++) failed = place(PyList_GetItem(list, i), on) < 0;
     if (failed) return NULL;
     Py_RETURN_NONE;
 }

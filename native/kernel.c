@@ -316,6 +316,7 @@ static PyMethodDef METHODS[] = {
      "packed squares and a product of gradients; or None"},
     {"note_call", (PyCFunction)(void (*)(void))note_call, METH_FASTCALL, "whether a usual call was noted"},
     {"hang_hooks", hang_hooks, METH_VARARGS, "hang_hooks(ears, number, on): put hooks on modules, or take them off"},
+    {"place_hooks", place_hooks, METH_VARARGS, "place_hooks(placements, on): put hooks back, or take them off"},
     {"same_nodes", same_nodes, METH_VARARGS, "nodes of a graph of a known shape; or None"},
     {NULL, NULL, 0, NULL},
 };

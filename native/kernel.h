@@ -66,7 +66,7 @@ typedef struct {
 typedef struct {
     PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
     PyObject *register_hooks, *first, *another, *begins, *cut, *distance;    /* names */
-    Attribute base, grad_fn, hooks, requires_grad, grad, version;
+    Attribute base, grad_fn, hooks, requires_grad, grad, version, is_leaf, accumulated;
 } Known;
 
 extern Torch torch;
@@ -133,6 +133,7 @@ PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ss
 /* Of calls.c. */
 PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *hang_hooks(PyObject *module, PyObject *args);
+PyObject *place_hooks(PyObject *module, PyObject *args);
 
 /* Of ways.c: adds its types. */
 int add_ways(PyObject *module);

@@ -279,6 +279,44 @@ static PyObject *passes_mark(PyObject *object, PyObject *args) {
     return (PyObject *)mark;
 }
 
+/* Whether a parameter still is one whose gradient is noted, and keeps its hooks where it did. */
+static int fits(const Passes *self, const Mark *mark) {
+    PyObject *parameter = mark->hooks == NULL ? NULL : parameter_of(self, mark->index);
+    if (parameter == NULL) return 0;
+    PyObject *hooks = NULL;
+    if (is_true(ask(parameter, &known.requires_grad)) && is_true(ask(parameter, &known.is_leaf))) {
+        hooks = ask(parameter, &known.accumulated);
+    }
+    Py_XDECREF(hooks);
+    Py_DECREF(parameter);
+    return hooks != NULL && hooks == mark->hooks;
+}
+
+/* put_back(marks) -> whether all of them are among the hooks of their parameters again; if one does not fit, none is */
+static PyObject *passes_put_back(PyObject *object, PyObject *marks) {
+    int done = PyList_Check(marks);
+    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++) {
+        PyObject *mark = PyList_GetItem(marks, i);
+        done = Py_TYPE(mark) == mark_type && fits((Passes *)object, (Mark *)mark);
+    }
+    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++) {
+        PyObject *mark = PyList_GetItem(marks, i);
+        if (PyObject_SetItem(((Mark *)mark)->hooks, mark, mark) < 0) return NULL;
+    }
+    forgive();
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
+}
+
+static PyObject *passes_take_off(PyObject *object, PyObject *marks) {
+    (void)object;
+    for (Py_ssize_t i = 0; PyList_Check(marks) && i < PyList_Size(marks); i++) {
+        PyObject *mark = PyList_GetItem(marks, i);
+        PyObject *hooks = Py_TYPE(mark) == mark_type ? ((Mark *)mark)->hooks : NULL;
+        if (hooks != NULL && PyMapping_HasKey(hooks, mark) && PyObject_DelItem(hooks, mark) < 0) return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static struct PyMemberDef PASSES_MEMBERS[] = {
     {"summing", T_INT, offsetof(Passes, is_summing), 0, "whether gradients are summed when they arrive"},
     {"seconds", T_DOUBLE, offsetof(Passes, seconds), 0, "time spent on sums"},
@@ -290,6 +328,8 @@ static PyMethodDef PASSES_METHODS[] = {
     {"begin", passes_begin, METH_NOARGS, "begin(): a step begins"},
     {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
     {"mark", passes_mark, METH_VARARGS, "mark(index, hooks) -> what notes a parameter, to be put among its hooks"},
+    {"put_back", passes_put_back, METH_O, "put_back(marks) -> whether all are among the hooks of their parameters again"},
+    {"take_off", passes_take_off, METH_O, "take_off(marks): take them from there"},
     {"take", passes_take, METH_NOARGS, "take() -> who is reached; summed; sums; indices and gradients of the rest"},
     {"stepping", passes_stepping, METH_O,
      "stepping(indices) -> indices and gradients of those not noted; whether any has one"},

@@ -7,6 +7,7 @@ the norm: for GroupNorm a group of channels of one sample, for BatchNorm a chann
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -106,23 +107,21 @@ def _quantiles(t: Columns) -> NDArray[np.float64]:
     """Gains below which given shares of the rows lie, ``[..., quantile]``; interpolated in log2 inside a bin."""
     columns = [np.atleast_1d(column) for column in t.values()]
     starts = range(0, max(1, len(columns[0])), _TOGETHER)
-    parts = [_quantiles_of(np.stack([column[at : at + _TOGETHER] for column in columns], axis=-1)) for at in starts]
+    parts = [_quantiles_of(np.array([column[at : at + _TOGETHER] for column in columns]).T) for at in starts]
     return np.concatenate(parts).reshape(*next(iter(t.values())).shape, len(QUANTILES))
 
 
 def _quantiles_of(counts: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``[..., quantile]`` of counts ``[..., bin]``."""
+    """``[site, quantile]`` of counts ``[site, bin]``."""
     below = np.cumsum(counts, axis=-1)
-    total = below[..., -1:]
-    values = []
-    for quantile in QUANTILES:
-        bin_ = np.argmax(below >= quantile * total, axis=-1)[..., None]
-        inside = np.take_along_axis(counts, bin_, -1)
-        before = np.take_along_axis(below, bin_, -1) - inside
-        log2 = (bin_ - _BINS // 2 + (quantile * total - before) / inside) / _OCTAVE
-        value = np.where(bin_ == 0, 0.0, np.where(bin_ == _BINS - 1, np.inf, np.exp2(log2)))
-        values.append(np.where(total > 0, value, np.nan)[..., 0])
-    return np.stack(values, axis=-1)
+    total = below[:, -1:]
+    wanted = np.array(QUANTILES) * total  # [site, quantile]
+    bin_ = np.argmax(below[:, None] >= wanted[..., None], axis=-1)  # [site, quantile]
+    inside = np.take_along_axis(counts, bin_, -1)
+    before = np.take_along_axis(below, bin_, -1) - inside
+    log2 = (bin_ - _BINS // 2 + (wanted - before) / inside) / _OCTAVE
+    value = np.where(bin_ == 0, 0.0, np.where(bin_ == _BINS - 1, np.inf, np.exp2(log2)))
+    return np.where(total > 0, value, np.nan)
 
 
 def _sigma_of(*view: Tensor) -> Tensor:
@@ -160,8 +159,18 @@ def _transport_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     return transported_squares(form, x, gradient)
 
 
-_TRANSPORT = additive(
-    "norm_transport", ("after", "before"), lambda after, before: torch.stack([after.sum(), before.sum()]), (2, 2)
+def _packed_sums(after: Tensor, before: Tensor) -> bytes | None:
+    """The same as `_TRANSPORT` of tensors in host memory, where two numbers need no tensor of their own."""
+    if type(after) is not Tensor or not after.is_cpu:
+        return None
+    return array("d", (after.sum().item(), before.sum().item())).tobytes()
+
+
+_TRANSPORT = replace(
+    additive(
+        "norm_transport", ("after", "before"), lambda after, before: torch.stack([after.sum(), before.sum()]), (2, 2)
+    ),
+    packs=_packed_sums,
 )
 
 JACOBIAN_GAIN = Statistic(

@@ -1,0 +1,78 @@
+"""The hooks after modules, which come and go with recorded steps.
+
+`keelscope.hooks` puts each on its module once, by the way torch gives; it is taken off and put back by its number, all
+of them at once, at a hundredth of the cost.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from typing import NamedTuple
+
+from torch import nn
+
+from keelscope import kernel
+from keelscope.callbacks import ForwardHook
+
+__all__ = ["Placement", "Placements"]
+
+
+class Placement(NamedTuple):
+    """Where a hook has its place; the kernel reads it."""
+
+    module: weakref.ref[nn.Module]
+    number: int
+    hook: ForwardHook
+
+
+class Placements:
+    """The hooks of one watch, by site."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Placement] = {}
+        self._alone: dict[int, Placement] = {}
+
+    def put(self, site: int, module: nn.Module, hook: ForwardHook, *, alone: bool) -> None:
+        """Put a hook on a module.
+
+        Args:
+            site: whose it is.
+            module: always the same.
+            hook: what to put there the first time.
+            alone: whether no other hook comes with it, so that `put_back` may do it from now on.
+
+        Raises:
+            RuntimeError: if it takes no hooks; or AttributeError.
+        """
+        if site not in self._known:
+            number = module.register_forward_hook(hook, with_kwargs=True).id
+            self._known[site] = Placement(weakref.ref(module), number, hook)
+        else:
+            kernel.place_hooks([self._known[site]], on=True)
+        if alone:
+            self._alone[site] = self._known[site]
+
+    def put_back(self) -> Collection[int]:
+        """Put hooks back on their modules.
+
+        Returns:
+            The sites that it was done for.
+        """
+        kernel.place_hooks(list(self._alone.values()), on=True)
+        return self._alone.keys()
+
+    def take(self, site: int) -> None:
+        """Take a hook off, wherever it is."""
+        if site in self._known:
+            kernel.place_hooks([self._known[site]], on=False)
+
+    def take_all(self) -> None:
+        """Take all of them off."""
+        kernel.place_hooks(list(self._known.values()), on=False)
+
+    def forget(self, site: int) -> None:
+        """Take a hook off for good."""
+        self.take(site)
+        self._known.pop(site, None)
+        self._alone.pop(site, None)
