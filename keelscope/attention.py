@@ -60,7 +60,7 @@ class AttentionMode(TorchDispatchMode):
     def __init__(self, show: Callable[[OpenModule, Tensor], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._show = show
-        self._of_thread = _OfThread()
+        self._of_thread, self._is_used = _OfThread(), False
         self.found: dict[int, list[TermSlots]] = {}
         """Site -> what was kept of each attention inside its last forward."""
 
@@ -75,6 +75,7 @@ class AttentionMode(TorchDispatchMode):
 
     def open(self, module: OpenModule) -> None:
         """A forward begins."""
+        self._is_used = True
         self._of_thread.modules.append(module)
         if not self._of_thread.active:
             self.__enter__()  # type: ignore[no-untyped-call]
@@ -91,9 +92,10 @@ class AttentionMode(TorchDispatchMode):
 
     def reset(self) -> None:
         """Forget modules whose end was never seen (a forward broken off by the keyboard)."""
-        self.found.clear()
-        self._of_thread.modules.clear()
-        self._withdraw()
+        if self._is_used:
+            self.found.clear()
+            self._of_thread.modules.clear()
+            self._withdraw()
 
     def _withdraw(self) -> None:
         """Leave the stack of modes once nothing is open; a mode that someone left on top of this one is not touched."""
