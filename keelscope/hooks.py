@@ -18,7 +18,7 @@ from torch import Tensor, jit, nn
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.batch import Batch
 from keelscope.board import Board
-from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner
+from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, give_back
 from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
@@ -165,7 +165,7 @@ class ModuleHooks:
                 if site in self._sought:
                     self._attach_to(site, module, self._before)
                 handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
-                self._before.callback(handle.remove)
+                self._before.callback(give_back, handle, module)
 
     def _attach_to(self, site: int, module: nn.Module, handles: Handles) -> None:
         taps = {probe.tap for probe in self.duties.probes(site)}

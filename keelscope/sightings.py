@@ -32,8 +32,6 @@ class Sightings:
     """Parameters that received a gradient."""
     trainable: set[int] = field(default_factory=set)
     """Parameters that required a gradient while a step ran."""
-    _reached: set[int] = field(default_factory=set)
-    """Their indices."""
     _found: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """What arrays of the kernel have shown already."""
     _last: tuple[object, ...] = ()
@@ -66,7 +64,8 @@ class Sightings:
             sheet: what the kernel saw of its calls.
             trainable: identity of the parameters that required a gradient on it.
         """
-        self.trainable.update(trainable)
+        if not self.trainable.issuperset(trainable):  # else update would make room for all of them once more
+            self.trainable.update(trainable)
         self.called.update(id(plan.modules[site].module) for site in self._fresh("called", sheet.called))
         self.with_gradient.update(id(plan.modules[site].module) for site in self._fresh("reached", sheet.reached))
         self.with_gradient.update(id(plan.modules[site].module) for site in step.arrivals)
@@ -77,12 +76,12 @@ class Sightings:
                 if call.first_gradient():
                     self.with_gradient.add(key)
         for i, record in step.parameters.items():
-            if i not in self._reached and record.gradient():
-                self._add(plan, i)
+            if (key := id(plan.parameters[i].parameter)) not in self.parameters and record.gradient():
+                self.parameters.add(key)
         for (tap, *_), dense in step.dense.items():
             if tap is Tap.PARAMETER_GRADIENT:
-                for i in self._fresh("parameters", dense.seen):
-                    self._add(plan, i)
+                fresh = self._fresh("parameters", dense.seen)
+                self.parameters.update(id(plan.parameters[i].parameter) for i in fresh)
 
     def _fresh(self, which: str, found: NDArray[np.bool_]) -> list[int]:
         """Sites that were not found on an earlier step."""
@@ -93,10 +92,6 @@ class Sightings:
         if fresh:
             before |= found
         return fresh
-
-    def _add(self, plan: SitePlan, i: int) -> None:
-        self._reached.add(i)
-        self.parameters.add(id(plan.parameters[i].parameter))
 
     def with_open(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> Sightings:
         """What will have been noted once the open step is closed.
@@ -113,7 +108,7 @@ class Sightings:
         if not step.saw_backward:
             return self
         called, arrived = set(self.called), set(self.with_gradient)
-        later = Sightings(called, arrived, set(self.parameters), set(self.trainable), set(self._reached))
+        later = Sightings(called, arrived, set(self.parameters), set(self.trainable))
         later.note(plan, step, sheet, trainable)
         return later
 

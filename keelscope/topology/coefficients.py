@@ -114,11 +114,11 @@ class Coefficients:
 
     Args:
         terms: the graph and how to take it apart.
-        model: the model, for the names of parameters and buffers.
+        model: the model, for the names of fixed tensors.
         sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
         in_place: weights of in-place sums by node and input, as far as they are known.
-        names: names of parameters that modules hold during their forward only, by id.
+        names: names of parameters by id, also of those that modules hold during their forward only.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Coefficients:
         self._dropped = dropped
         self._in_place = in_place
         self._known: dict[Factor, Coefficient] = {}
-        self._parameters = {**names, **{id(p): name for name, p in model.named_parameters()}}
+        self._parameters = names
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
         self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if is_readable(tensor)}
 

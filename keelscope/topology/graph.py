@@ -80,15 +80,17 @@ class Graph:
         self.nodes = _in_execution_order(found, consumers)
         """Nodes, each after all nodes it takes its inputs from."""
         unwind(self.nodes, (node for node in found if node not in consumers))
+        del found, consumers
         self.index = {node: i for i, node in enumerate(self.nodes)}
+        numbers = list(self.index.values())  # one object for each, whoever keeps it
         self.names = [operation(node) for node in self.nodes]
-        self._first: list[Key] = [(i, 0) for i in range(len(self.nodes))]
+        self._first: list[Key] = [(i, 0) for i in numbers]
         """The first output of each node: nearly all keys, and those who keep one share it."""
         self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]
         """Per node its input tensors; None where one needs no gradient."""
         self.readers: dict[Key, tuple[int, ...]] = {}
         """Per tensor the nodes that take it, one entry per use."""
-        for i, keys in enumerate(self.inputs):
+        for i, keys in zip(numbers, self.inputs, strict=True):
             alone = (i,)
             for key in keys:
                 if key is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -73,9 +73,9 @@ class Listener:
         """Paths of modules that ran without a gradient."""
 
     @property
-    def calls(self) -> list[SeenCall]:
+    def calls(self) -> Iterator[SeenCall]:
         """In the order in which they ended."""
-        return list(map(SeenCall._make, self.rows))
+        return map(SeenCall._make, self.rows)
 
     @property
     def is_inside(self) -> bool:
@@ -173,7 +173,7 @@ class Listener:
 
     def ended(self) -> dict[str, int]:
         """When the first call of each module with a gradient ended."""
-        return {call.path: call.span[1] for call in reversed(self.calls)}
+        return {path: span[1] for path, _, span, *_ in reversed(self.rows)}
 
     def graph(self, roots: Iterable[Node] = ()) -> tuple[Graph, list[ModuleCall]]:
         """The graph behind all outputs, and the calls as tensors of it.
@@ -198,6 +198,11 @@ class Listener:
     def keys(self, graph: Graph) -> list[Key | None]:
         """The noted tensors by their keys in a graph."""
         return [graph.key(node, slot) for node, slot in zip(self.nodes, self.slots, strict=True)]
+
+    def forget(self) -> None:
+        """Let go of the calls: what was read of them needs them no longer."""
+        for noted in (self.rows, self.nodes, self.slots):
+            noted.clear()
 
     def tensor(self, position: int) -> Tensor | None:
         """A kept tensor, detached, unless something was written into it since."""

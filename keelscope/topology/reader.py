@@ -134,8 +134,10 @@ class GraphReader:
     def _read(self, listener: Listener, roots: Sequence[Node]) -> Topology:
         graph, calls = listener.graph(roots)
         self._following = following(graph, calls, self._members)
-        reading = Reading(graph, calls, self._model, self._entries, self._names)
         self._extras = Extras.of(self._model, listener, self._entries)
+        if not listener.keeps:
+            listener.forget()
+        reading = Reading(graph, calls, self._model, self._entries, self._names)
         topology = self._completed(reading, {})
         self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:

@@ -68,7 +68,8 @@ class Reading:
         norms: dict[Key, Norm] = {}
         self.graph = graph
         self._sites = CallSites(graph, calls, entries)
-        terms = Terms(graph, {id(parameter) for parameter in model.parameters()}, norms)
+        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        terms = Terms(graph, own, norms)
         inside = find_norms(terms, norms, calls)
         for call in calls:
             inside |= interior(graph, call) if call.kind == "recurrent" else set()
@@ -78,7 +79,8 @@ class Reading:
         sums = [(a.root, graph.nodes[a.root]) for a in self._additions if graph.names[a.root] == "CopySlices"]
         self.in_place = InPlaceSums(sums)
         """Weights that only a backward pass shows."""
-        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, names or {})
+        named = {**names, **own} if names else own
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, named)
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
