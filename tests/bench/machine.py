@@ -28,24 +28,30 @@ from keelscope.store.sealing import seal
 __all__ = ["described", "growth", "processes", "wholes"]
 
 DEPTHS = {32: 100, 128: 60, 512: 30, 2048: 16}  # blocks of two sub-layers, and pairs of steps
+WHOLE_RUNS = 3
 MODES = ("bare", "libraries", "watched", "every=10")  # the second one has watched another, tiny model before
 
 
 def wholes() -> str:
-    """Full-size models, each in a process of its own: CPU per step and peak memory."""
+    """Full-size models, each in processes of its own: CPU per step and peak memory."""
     lines = [
         "| model | CPU per step, bare | watched | every=10, mean | peak memory, bare | with the libraries | watched "
         "| first recorded step |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for workload in (w for w in WORKLOADS if w.whole is not None):
-        found = {mode: _in_process(workload.name, mode) for mode in MODES}
+        found = {mode: _middle([_in_process(workload.name, mode) for _ in range(WHOLE_RUNS)]) for mode in MODES}
         times = [found["bare"]["step"], found["watched"]["step"], found["every=10"]["mean"]]
         peaks = [f"{found[mode]['peak_mb']:,.0f} MB" for mode in ("bare", "libraries", "watched")]
         cells = [workload.name, *(f"{t:.2f} s" for t in times), *peaks, f"{found['watched']['first']:.1f} s"]
         lines.append(f"| {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The median of every figure: what malloc makes of the same allocations differs by tens of MB between processes."""
+    return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
 def _in_process(name: str, mode: str) -> dict[str, float]:
