@@ -51,13 +51,16 @@ class SlowPasses:
 
     def note(self, index: int) -> None:
         """The running pass has reached a parameter."""
-        number = _graph_task()
-        if number != self._pass:  # a new backward pass, also after one that raised half-way
-            self._pass = number
-            owner = self._owner()
-            if owner is not None:
-                owner._backward_begins()
+        if _graph_task() != self._pass:
+            self._begin_pass()
         self._reached.add(index)
+
+    def _begin_pass(self) -> None:
+        """A new backward pass, also after one that raised half-way."""
+        self._pass = _graph_task()
+        owner = self._owner()
+        if owner is not None:
+            owner._backward_begins()
 
     def mark(self, index: int, _hooks: dict[Hashable, Hashable]) -> Callable[[Tensor], None]:
         """What notes a parameter, to be put among its hooks.
@@ -69,10 +72,11 @@ class SlowPasses:
         Returns:
             The hook.
         """
-        note = self.note
 
-        def mark(_: Tensor) -> None:
-            note(index)
+        def mark(_: Tensor) -> None:  # as `note`, without a call more at every parameter
+            if _graph_task() != self._pass:
+                self._begin_pass()
+            self._reached.add(index)
 
         return mark
 
@@ -86,16 +90,21 @@ class SlowPasses:
         """
         reached, self._reached = self._reached, set()
         running, gradients = [], []
+        states, stepped, parameters, first = self._states, self._stepped, self._parameters, self.first
         for i in sorted(reached):
-            parameter = self._parameters[i]()
-            gradient = None if parameter is None or i in self._stepped else parameter.grad
+            parameter = parameters[i]()
+            gradient = None if parameter is None or i in stepped else parameter.grad
             if parameter is not None and gradient is not None:
                 running.append(i)
                 gradients.append(gradient)
-                self._states[i] = id(gradient), gradient._version
-                if i == next(iter(self._states)):
+                states[i] = id(gradient), gradient._version
+                first = i if first < 0 else first
+                if i == first:
                     self._weight = parameter._version
-        return bytes([i in reached for i in range(len(self._parameters))]), bytearray(), bytearray(), running, gradients
+        flags = bytearray(len(parameters))
+        for i in reached:
+            flags[i] = 1
+        return bytes(flags), bytearray(), bytearray(), running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.
