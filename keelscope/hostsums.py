@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.onhost import Place, entries_at, narrowed
-from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room, spare_room
+from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room, Views, spare_room
 
 __all__ = [
     "Moments",
@@ -151,13 +151,19 @@ def _total(few: NDArray[np.float64]) -> float:
 def _squares_of_piece(piece: NDArray[np.floating], room: Room) -> float:
     views = room.views(len(piece), LENGTH)
     np.copyto(views.wide, piece)
-    squares = float(views.rest.dot(views.rest)) if views.rest is not None else 0.0
-    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
+    return _squares_of(views)
 
 
 def _centred_squares(entries: NDArray[np.floating], mean: float, room: Room) -> float:
     """Where the mean is large beside the spread, a difference of sums has lost digits."""
-    return _squares_of_piece(np.subtract(entries, mean, dtype=np.float64), room)
+    views = room.views(len(entries), LENGTH)
+    np.subtract(entries, mean, out=views.wide, dtype=np.float64)
+    return _squares_of(views)
+
+
+def _squares_of(views: Views) -> float:
+    squares = 0.0 if views.rest is None else float(views.rest.dot(views.rest))
+    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
 
 
 def power_sums(
