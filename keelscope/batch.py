@@ -37,6 +37,7 @@ _LONG = LENGTH  # entries above which copying costs more than it saves
 _RUN = 4 * BLOCK  # entries of one run, and sums that wait
 _BYTES = 64 * BLOCK
 _MOMENTS, _SQUARES, _LATE_TOKENS = COLUMNS[Routine.MOMENTS], COLUMNS[Routine.SQUARES], COLUMNS[Routine.LATE_TOKENS]
+_Table = NDArray[np.float64]
 _BOTH = 1 << Routine.MOMENTS | 1 << Routine.LATE_TOKENS
 
 
@@ -58,9 +59,10 @@ class Batch:
     def __init__(self) -> None:
         self._raw, self._room = np.empty(_BYTES, dtype=np.uint8), Room()
         self._address = self._raw.ctypes.data
-        self._moments: list[tuple[NDArray[np.float64], int, Moments]] = []
-        self._tokens: dict[tuple[int, Shape], list[tuple[NDArray[np.float64], int, NDArray[np.float64]]]] = {}
-        """Table and shape -> that table, a row of it, and squares of the tokens of a tensor."""
+        self._moments: dict[int, tuple[_Table, list[int], list[Moments]]] = {}
+        """Identity of a table -> it, rows of it, and what goes there."""
+        self._tokens: dict[tuple[int, Shape], tuple[_Table, list[int], list[_Table]]] = {}
+        """The same with the shape of tensors -> squares of the tokens of each."""
         self._waiting = 0
         self._runs: list[_Run] = []
         self._last: _Run | None = None
@@ -117,13 +119,12 @@ class Batch:
             self._finish_long()
 
     def _finish_long(self) -> None:
-        moments, self._moments = self._moments, []
+        moments, self._moments = self._moments, {}
         tokens, self._tokens, self._waiting = self._tokens, {}, 0
-        for table, row, of_one in moments:
-            table[row, _MOMENTS] = of_one
-        for (_, shape), several in tokens.items():
-            rows = [row for _, row, _ in several]
-            several[0][0][rows, _LATE_TOKENS] = late_tokens_of(np.array([found for _, _, found in several]), shape)
+        for table, rows, found in moments.values():
+            table[rows, _MOMENTS] = found
+        for (_, shape), (table, rows, squares) in tokens.items():
+            table[rows, _LATE_TOKENS] = late_tokens_of(np.array(squares), shape)
 
     def _terms_of(self, raw: NDArray[np.generic], rows: int, routines: int, shape: Shape | None) -> NDArray[np.float64]:
         """Terms of several tensors, one after the other: ``[row, WIDTH]``."""
@@ -146,7 +147,9 @@ class Batch:
         both = routines & _BOTH == _BOTH and shape is not None and shape[2] <= LENGTH
         if routines & 1 << Routine.MOMENTS:
             moments, squares = host_moments_and_squares(place, self._room, *shape[2:] if both and shape else ())
-            self._moments.append((table, row, moments))
+            _, rows, found = self._moments.setdefault(id(table), (table, [], []))
+            rows.append(row)
+            found.append(moments)
             if both and shape is not None:
                 self._keep_tokens(table, row, shape, squares)
         if routines & 1 << Routine.LATE_TOKENS and shape is not None and not both:
@@ -155,7 +158,9 @@ class Batch:
             table[row, _SQUARES] = place[1], host_squares(place, self._room)
 
     def _keep_tokens(self, table: NDArray[np.float64], row: int, shape: Shape, squares: NDArray[np.float64]) -> None:
-        self._tokens.setdefault((id(table), shape), []).append((table, row, squares))
+        _, rows, found = self._tokens.setdefault((id(table), shape), (table, [], []))
+        rows.append(row)
+        found.append(squares)
         self._waiting += len(squares)
         if self._waiting > _RUN:
             with np.errstate(all="ignore"):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from keelscope.onhost import Place, entries_at, narrowed
-from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room
+from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room, Views, spare_room
 
 __all__ = [
     "Moments",
@@ -47,7 +47,7 @@ def host_moments(place: Place, room: Room | None = None) -> NDArray[np.float64]:
     Returns:
         ``[6]``.
     """
-    return np.array(host_moments_and_squares(place, room or Room())[0])
+    return np.array(host_moments_and_squares(place, room or spare_room())[0])
 
 
 def host_squares(place: Place, room: Room | None = None) -> float:
@@ -60,7 +60,7 @@ def host_squares(place: Place, room: Room | None = None) -> float:
     Returns:
         The sum.
     """
-    room = room or Room()
+    room = room or spare_room()
     with np.errstate(all="ignore"):
         return sum(_squares_of_piece(piece, room) for piece in _pieces(place))
 
@@ -78,7 +78,7 @@ def host_late_tokens(place: Place, shape: Shape, room: Room | None = None) -> ND
     """
     late, width = entries_at(place).reshape(shape)[:, shape[1] // 2 :], shape[2]
     tokens, several = narrowed(late).reshape(-1, width), max(1, BLOCK // width)
-    wide = np.empty(width) if width > BLOCK else (room or Room()).wide
+    wide = np.empty(width) if width > BLOCK else (room or spare_room()).wide
     with np.errstate(all="ignore"):
         parts = (_widened(tokens[at : at + several], wide) for at in range(0, len(tokens), several))
         return _sums_of_logs(np.concatenate([_products(part) for part in parts])[None]).reshape(3)
@@ -151,13 +151,19 @@ def _total(few: NDArray[np.float64]) -> float:
 def _squares_of_piece(piece: NDArray[np.floating], room: Room) -> float:
     views = room.views(len(piece), LENGTH)
     np.copyto(views.wide, piece)
-    squares = float(views.rest.dot(views.rest)) if views.rest is not None else 0.0
-    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
+    return _squares_of(views)
 
 
 def _centred_squares(entries: NDArray[np.floating], mean: float, room: Room) -> float:
     """Where the mean is large beside the spread, a difference of sums has lost digits."""
-    return _squares_of_piece(np.subtract(entries, mean, dtype=np.float64), room)
+    views = room.views(len(entries), LENGTH)
+    np.subtract(entries, mean, out=views.wide, dtype=np.float64)
+    return _squares_of(views)
+
+
+def _squares_of(views: Views) -> float:
+    squares = 0.0 if views.rest is None else float(views.rest.dot(views.rest))
+    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
 
 
 def power_sums(

@@ -88,12 +88,14 @@ class Packing:
             for load in plan.loads:
                 torch._foreach_copy_(load.views, [tensors[i] for i in load.tensors])
                 for i, piece in load.pieces:
-                    sums[i] += piece.dot(piece)
+                    sums[i] += float(piece.dot(piece))  # floats of numpy take several times as long to add
             for i in plan.long:
                 terms = self._squares_of(tensors[i])
                 sums[i] = 0.0 if terms is None else terms[1]
                 left += [i] if terms is None else []
-        return np.stack([plan.counts, sums], axis=1), left
+        found = np.empty((len(tensors), 2))
+        found[:, 0], found[:, 1] = plan.counts, sums
+        return found, left
 
     def _planned(self, shapes: tuple[torch.Size, ...]) -> _Plan:
         counts = [shape.numel() for shape in shapes]

@@ -286,8 +286,8 @@ class ParameterHooks:
         """Measure running gradients, all together, in place of those of an earlier pass."""
         if not indices:
             return
-        odd = [i for i, gradient in enumerate(gradients) if type(gradient) is not Tensor]
-        self.unsummed.update(indices[i] for i in odd if is_unsummed(gradients[i]))
+        if not set(map(type, gradients)) <= {Tensor}:
+            self.unsummed.update(i for i, gradient in zip(indices, gradients, strict=True) if is_unsummed(gradient))
         self._replace(indices, self._bulk.measure(Tap.PARAMETER_GRADIENT, indices, gradients, self._step))
 
     def _replace(self, indices: list[int], found: dict[int, TermSlots]) -> None:

@@ -6,7 +6,7 @@ The compiled `keelscope._kernel.Passes` does the same work and is preferred, see
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +27,17 @@ _graph_task = torch._C._current_graph_task_id
 class SlowMark:
     """Notes one parameter."""
 
-    note: Callable[[int], None]
+    passes: SlowPasses
     index: int
     hooks: dict[Hashable, Hashable]
     """Of the parameter, where it has its place."""
 
     def __call__(self, _: Tensor) -> None:
-        """A gradient has been accumulated."""
-        self.note(self.index)
+        """A gradient has been accumulated; as `SlowPasses.note`, without a call more at every parameter."""
+        passes = self.passes
+        if _graph_task() != passes._pass:
+            passes._begin_pass()
+        passes._reached.add(self.index)
 
 
 class SlowPasses:
@@ -66,13 +69,16 @@ class SlowPasses:
 
     def note(self, index: int) -> None:
         """The running pass has reached a parameter."""
-        number = _graph_task()
-        if number != self._pass:  # a new backward pass, also after one that raised half-way
-            self._pass = number
-            owner = self._owner()
-            if owner is not None:
-                owner._backward_begins()
+        if _graph_task() != self._pass:
+            self._begin_pass()
         self._reached.add(index)
+
+    def _begin_pass(self) -> None:
+        """A new backward pass, also after one that raised half-way."""
+        self._pass = _graph_task()
+        owner = self._owner()
+        if owner is not None:
+            owner._backward_begins()
 
     def mark(self, index: int, hooks: dict[Hashable, Hashable]) -> SlowMark:
         """What notes a parameter, to be put among its hooks.
@@ -84,7 +90,7 @@ class SlowPasses:
         Returns:
             The hook.
         """
-        return SlowMark(self.note, index, hooks)
+        return SlowMark(self, index, hooks)
 
     def put_back(self, marks: list[SlowMark]) -> bool:
         """Put marks among the hooks of their parameters again.
@@ -122,16 +128,21 @@ class SlowPasses:
         """
         reached, self._reached = self._reached, set()
         running, gradients = [], []
+        states, stepped, parameters, first = self._states, self._stepped, self._parameters, self.first
         for i in sorted(reached):
-            parameter = self._parameters[i]()
-            gradient = None if parameter is None or i in self._stepped else parameter.grad
+            parameter = parameters[i]()
+            gradient = None if parameter is None or i in stepped else parameter.grad
             if parameter is not None and gradient is not None:
                 running.append(i)
                 gradients.append(gradient)
-                self._states[i] = id(gradient), gradient._version
-                if i == next(iter(self._states)):
+                states[i] = id(gradient), gradient._version
+                first = i if first < 0 else first
+                if i == first:
                     self._weight = parameter._version
-        return bytes([i in reached for i in range(len(self._parameters))]), bytearray(), bytearray(), running, gradients
+        flags = bytearray(len(parameters))
+        for i in reached:
+            flags[i] = 1
+        return bytes(flags), bytearray(), bytearray(), running, gradients
 
     def stepping(self, indices: list[int]) -> tuple[list[int], list[Tensor], bool]:
         """The optimizer of these parameters is about to step.

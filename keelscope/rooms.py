@@ -5,12 +5,13 @@ A view of an array takes numpy as long as a thousand entries of it; tensors of o
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "COLUMN", "LENGTH", "LINE", "ONES", "Room", "Views"]
+__all__ = ["BLOCK", "COLUMN", "LENGTH", "LINE", "ONES", "Room", "Views", "spare_room"]
 
 BLOCK = 1 << 15
 """Entries that are widened at once: they stay in the cache of a core."""
@@ -77,6 +78,17 @@ class Room:
                 self._views.clear()
             known = self._views[count, width] = _views(self.wide, count, width)
         return known
+
+
+_spare = threading.local()
+
+
+def spare_room() -> Room:
+    """A room of this thread's own."""
+    found = getattr(_spare, "room", None)
+    if not isinstance(found, Room):
+        found = _spare.room = Room()
+    return found
 
 
 def _views(room: NDArray[np.float64], count: int, width: int) -> Views:
