@@ -28,7 +28,7 @@ from keelscope.store.sealing import seal
 __all__ = ["described", "growth", "processes", "wholes"]
 
 DEPTHS = {32: 100, 128: 60, 512: 30, 2048: 16}  # blocks of two sub-layers, and pairs of steps
-WHOLE_RUNS = 3
+WHOLE_RUNS = 5
 MODES = ("bare", "libraries", "watched", "every=10")  # the second one has watched another, tiny model before
 
 
