@@ -214,7 +214,8 @@ class Recorder:
         sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.stop()  # before the first row: it may complete what was read
         factor = 1.0 / self._scale.take(stepped=stepped)
-        row = self._agenda.close(step, sheet) if self._agenda is not None and factor == 1.0 else None
+        agenda, beside = self._agenda, (self.residuals, self.look.topology)
+        row = agenda.close(step, sheet, beside) if agenda is not None and factor == 1.0 else None
         if row is None:
             row = self._assemble(step, sheet, factor)
         if step.saw_forward and not self._keep_calls:
