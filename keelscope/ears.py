@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from keelscope import kernel
 from keelscope.containment import NO_OP, Unscriptable
+from keelscope.stacks import find_stacks
 from keelscope.topology.listener import Listener
 
 __all__ = ["Ear", "Ears", "Hears"]
@@ -113,6 +114,10 @@ class Ears:
     """
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]], owner: weakref.ref[Hears]) -> None:
+        self._modules: Sequence[tuple[str, nn.Module]] = ()
+        """While they are on."""
+        self.wrappers = frozenset(above for path in find_stacks(modules)[1] for above in _above(path))
+        """Paths of modules around stacks."""
         self._ears = [
             Ear(owner, path, weakref.ref(module), is_refused=not _takes_hooks(module)) for path, module in modules
         ]
@@ -120,7 +125,11 @@ class Ears:
 
     def are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
         """Whether these are the modules."""
-        return [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+        return modules is self._modules or [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+
+    def heed(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        """Remember, as long as they are on, what they are on."""
+        self._modules = modules
 
     def refused(self) -> set[int]:
         """Identity of the modules that take no hooks."""
@@ -128,6 +137,7 @@ class Ears:
 
     def hang(self, *, on: bool) -> None:
         """Put the hooks on, or take them off."""
+        self._modules = ()
         if not kernel.hang_hooks(self._ears, self._number, on=on):
             for ear in self._ears:
                 ear.hang(self._number, on=on)
@@ -140,6 +150,13 @@ class Ears:
             for hooks in () if module is None or ear.is_refused else _places(module):
                 if not hooks:
                     hooks.clear()
+
+
+def _above(path: str) -> Iterator[str]:
+    """The paths of the modules around one."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _places(module: nn.Module) -> tuple[dict[int, Any], ...]:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
@@ -60,29 +61,58 @@ class Look:
         """What later looks need of the forward: no names, which the first look has found."""
         self._is_read = False
         self._is_first = True
+        self._is_ahead = self._stays = False
         self._left = 0
 
-    def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool) -> None:
+    def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool, ahead: bool = False) -> None:
         """Put hooks on modules, until the first gradient arrives.
 
         Args:
             modules: all modules with their paths.
             keep: keep what they take and give until then, for `on_read`.
+            ahead: the step has not begun, its first forward is heard from the start; asked again when it has.
         """
-        self.stop()
+        was_ahead, self._is_ahead = self._is_ahead, ahead
+        if was_ahead and not ahead and self._keeps is keep and self._is_placed and self._are_on(modules):
+            return
+        self._settle()
         model = self._model()
         if model is None:
+            self.stop()
             return
-        self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
-        self.listener = None if self._is_first else self._reader.listener
-        self._left = _MOST_FORWARDS * len(modules)
-        if self.listener is not None:
-            self.listener.most = self._left
-        self._keeps = keep
-        if self._ears is None or not self._ears.are_on(modules):
+        if not self._are_on(modules):
+            self._hang(on=False)
             self._ears = Ears(modules, weakref.ref(self))
             self.ran |= self._ears.refused()
+        self._keeps, self._stays = keep, ahead
+        self._prepare(model, _MOST_FORWARDS * len(modules))
         self._hang(on=True)
+        if self._ears is not None:
+            self._ears.heed(modules)
+
+    def expect(self, modules: Sequence[tuple[str, nn.Module]], *, due: bool) -> None:
+        """A step is over, and what comes next belongs to another one.
+
+        Args:
+            modules: see `listen`.
+            due: whether tensors are to be kept of the step to come.
+        """
+        if due:
+            self.listen(modules, keep=True, ahead=True)
+        elif self._is_placed:
+            self.stop()
+
+    def _are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
+        return self._ears is not None and self._ears.are_on(modules)
+
+    def _prepare(self, model: nn.Module, most: int) -> None:
+        """A new reader, which takes no more calls than so many."""
+        self._reader, self._is_read = GraphReader(model, keep=self._keeps, memory=self._memory), False
+        self._left = most
+        heard = self._reader.listener
+        if heard is not None and self._ears is not None:
+            heard.most, heard.wrappers = most, self._ears.wrappers
+        self.listener = None if self._is_first else heard
 
     @contained
     def read(self) -> None:
@@ -90,11 +120,16 @@ class Look:
 
         The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
         """
-        if self._reader is None or self._is_read:
+        model = self._model()
+        if self._reader is None or self._is_read or model is None:
+            return
+        if self._is_ahead:  # of something that was run between the steps
+            self._prepare(model, self._left)
             return
         self._is_read = True
         self._let_go()
-        self._hang(on=False)  # first: on many modules they take as much memory as the graph
+        if self._is_first or not self._stays:
+            self._hang(on=False)  # first: on many modules they take as much memory as the graph
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -107,16 +142,29 @@ class Look:
         self._reader = reader
         if reader.is_waiting and self._is_first:
             self._hang(on=True)
+        elif self._stays:
+            self._settle()
         else:
+            self.stop()
+
+    def finish(self) -> None:
+        """The step is over: `stop`, unless the one to come is listened to already."""
+        if not self._is_ahead:
             self.stop()
 
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
+        self._is_ahead = self._stays = False
         self._let_go()
         self._hang(on=False)
         if not self._keeps:
             self._ears = None  # no other look will need them
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete what was read, and let go of the graph."""
+        self._let_go()
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -130,8 +178,9 @@ class Look:
 
     def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """A call of a module, on looks after the first."""
-        self.ran.add(id(module))
-        self._left -= 1
+        if torch.is_grad_enabled() or not self._is_ahead:  # others may run any number of times between steps
+            self.ran.add(id(module))
+            self._left -= 1
         if self._left < 0 or len(listener.rows) >= listener.most:
             self.stop()
             return
@@ -156,9 +205,11 @@ class Look:
 
     @contained
     def starts(self, path: str, module: nn.Module) -> None:
-        """A module starts, on the first look or inside a backward pass."""
+        """A module starts, on the first look or inside a backward pass, or when nobody listens any more."""
         if self._reader is not None:
             self._reader.before_module(path, module)
+        elif not in_backward():  # another forward of the step
+            self._hang(on=False)
 
     @contained
     def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:

@@ -67,6 +67,9 @@ class Listener:
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
         self._open: list[tuple[str, int]] = []
+        self._floor = -1
+        self.wrappers: frozenset[str] = frozenset()
+        """Paths of modules that are no more than a frame around others: what these give is looked at too."""
         self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
         """First outputs of modules that are called gates: node, which of its outputs, the tensor and its version."""
         self.without_gradient: dict[str, None] = {}
@@ -79,12 +82,16 @@ class Listener:
 
     @property
     def is_inside(self) -> bool:
-        """Whether a module is running."""
-        return bool(self._open)
+        """Whether a module is running, but for those around the first call of a forward, and wrappers."""
+        inner = self._open[max(self._floor, 0) :]
+        return any(path not in self.wrappers for path, _ in inner)
 
     def before(self, path: str) -> None:
         """A module starts."""
-        self._open.append((path, _sequence_number()))
+        running = self._open
+        if not running or any(path == other for other, _ in running):  # a forward that raised has left its calls open
+            self._floor = -1
+        running.append((path, _sequence_number()))
 
     def note(self, path: str, module: nn.Module, args: object, output: object) -> bool:
         """A module has ended, if the compiled kernel can take it: tensors in, one tensor with a gradient out.
@@ -98,7 +105,7 @@ class Listener:
         Returns:
             Whether it was noted; if not, `after` is to be called.
         """
-        if self._noter is None or len(self.rows) >= self.most:
+        if self._noter is None or len(self.rows) >= self.most or self._floor < 0:
             return False
         lists = self._open, self.rows, self.nodes, self.slots, self._tensors, self._versions
         return self._noter(path, module, args, output, _sequence_number, *lists)
@@ -116,6 +123,8 @@ class Listener:
             Whether no other module is running.
         """
         start = self._opened(path)
+        if self._floor < 0:
+            self._floor = len(self._open)
         first = len(self.nodes)
         self._note(output, leaves=False)
         middle = len(self.nodes)
@@ -132,7 +141,7 @@ class Listener:
 
     def _opened(self, path: str) -> int:
         """When the latest call of a module that has not ended began; -1 if its beginning was not seen."""
-        while self._open:
+        while any(path == other for other, _ in self._open):
             opened, number = self._open.pop()
             if opened == path:
                 return number
