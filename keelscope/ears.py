@@ -60,7 +60,12 @@ class Ear(Unscriptable):
         look = None if torch.compiler.is_compiling() else self.owner()
         if look is None:
             return
-        if not others:
+        listener = look.listener
+        heard = 0 if listener is None else listener.hear(self.path, module, args, others)
+        if heard:
+            if heard > 1:
+                look.ended(others[1])
+        elif not others:
             self._before(look, module)
         elif len(others) > 1:
             self._after(look, module, args, *others)
@@ -79,8 +84,7 @@ class Ear(Unscriptable):
         if listener is None or not self.path or _task() != -1:
             look.ends(self.path, module, (args, kwargs), output)
             return
-        if kwargs or not listener.note(self.path, module, args, output):
-            look.took(listener, self.path, module, (args, kwargs), output)
+        look.took(listener, self.path, module, (args, kwargs), output)
         if not listener.is_inside:
             look.ended(output)
 

@@ -14,6 +14,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -31,8 +32,8 @@ __all__ = [
     "SWITCH",
     "Program",
     "Routine",
-    "call_noter",
     "hang_hooks",
+    "hearing",
     "identities",
     "is_compiled",
     "measure",
@@ -199,9 +200,16 @@ def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> li
     return found
 
 
-def call_noter() -> Callable[..., bool] | None:
-    """What notes usual module calls, see `keelscope.topology.listener`; None without the compiled kernel."""
-    return None if _native is None else _native.note_call
+def hearing(*listener: object) -> Callable[..., int] | None:
+    """What hears module calls, see `keelscope.topology.listener`.
+
+    Args:
+        listener: what it consists of, as ``native/calls.c`` has it.
+
+    Returns:
+        A function of what hooks get; None without the compiled kernel.
+    """
+    return None if _native is None else partial(_native.hear_call, listener)
 
 
 def hang_hooks(ears: list[Any], number: int, *, on: bool) -> bool:

@@ -111,7 +111,7 @@ class Look:
         self._left = most
         heard = self._reader.listener
         if heard is not None and self._ears is not None:
-            heard.most, heard.wrappers = most, self._ears.wrappers
+            heard.limit(most, self._ears.wrappers)
         self.listener = None if self._is_first else heard
 
     @contained

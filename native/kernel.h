@@ -131,7 +131,7 @@ PyObject *residual_rows(PyObject *module, PyObject *args);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
 /* Of calls.c. */
-PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *hear_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *hang_hooks(PyObject *module, PyObject *args);
 
 /* Of ways.c: adds its types. */

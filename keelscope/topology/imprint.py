@@ -7,6 +7,7 @@ parameters behind it, and those sizes, types and numbers that the reading asked 
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Sequence
 
@@ -17,7 +18,7 @@ from torch.autograd.graph import Node
 from keelscope import kernel
 from keelscope.topology.graph import Graph, Key, dtype_of
 from keelscope.topology.listener import Listener
-from keelscope.unwinding import hang
+from keelscope.unwinding import Breaks, hang
 
 __all__ = ["Imprint"]
 
@@ -51,7 +52,9 @@ class Imprint:
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
-        self._chain = [i for i in range(len(graph.nodes)) if i in taken and graph.inputs[i]]
+        chain = [i for i in range(len(graph.nodes)) if i in taken and graph.inputs[i]]
+        self._chain = sorted(random.Random(0).sample(chain, -(-len(chain) // Breaks.distance)))
+        """Some nodes on every long way: where they are held, freeing what is above them ends."""
 
     def nodes_of(self, listener: Listener) -> list[Node] | None:
         """The nodes of another graph of this shape.
