@@ -40,10 +40,12 @@ __all__ = [
     "measure_all",
     "norm_gains",
     "norm_transport",
+    "other_tensors",
     "pack_all",
     "page",
     "passes",
     "program",
+    "same_calls",
     "same_nodes",
     "tree_of",
 ]
@@ -197,6 +199,35 @@ def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> li
     if _native is None:
         raise NotImplementedError
     found: list[Node] | None = _native.same_nodes(starts, *known, origin)
+    return found
+
+
+def same_calls(rows: list[Any], expected: list[Any], modules: list[Any], origin: int) -> bool | None:
+    """Whether the same modules were called in the same way, see `keelscope.topology.imprint`.
+
+    Args:
+        rows: the calls.
+        expected: the same without modules, counted from 0.
+        modules: weak references.
+        origin: what numbers are counted from.
+
+    Returns:
+        The answer; None without the compiled kernel.
+    """
+    return None if _native is None else _native.same_calls(rows, expected, modules, origin)
+
+
+def other_tensors(nodes: list[Node], wanted: list[Any]) -> Iterable[int]:
+    """What nodes put out that has another shape or type than wanted.
+
+    Args:
+        nodes: the nodes.
+        wanted: place of a node, which output, shape and type; None for what does not matter.
+
+    Returns:
+        Places among the wanted, also those where only Python can tell; all of them without the compiled kernel.
+    """
+    found: Iterable[int] = range(len(wanted)) if _native is None else _native.other_tensors(nodes, wanted)
     return found
 
 

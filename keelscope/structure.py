@@ -13,13 +13,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
 from keelscope.ears import Ears
-from keelscope.leaves import floating_leaves
+from keelscope.leaves import floating_leaves, hook_gradient
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
@@ -27,7 +28,7 @@ from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sub
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
 from keelscope.topology.listener import Listener
 from keelscope.topology.memory import Memory
-from keelscope.unwinding import give_up_dead
+from keelscope.unwinding import Breaks, give_up_dead
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
 
@@ -59,6 +60,7 @@ class Look:
         self._is_placed = self._keeps = False
         self.listener: Listener | None = None
         """What later looks need of the forward: no names, which the first look has found."""
+        self._begins, self._breaks = BeforeBackward(weakref.ref(self)), Breaks()
         self._is_read = False
         self._is_first = True
         self._is_ahead = self._stays = False
@@ -200,7 +202,7 @@ class Look:
 
     def _let_go(self) -> None:
         if self.listener is not None:
-            self.ran.update(id(module) for _, module, *_ in self.listener.rows)
+            self.ran.update(map(id, map(itemgetter(1), self.listener.rows)))
             self.listener = None
 
     @contained
@@ -228,7 +230,7 @@ class Look:
         """See to it that the graph is read before anything of the model has run backward."""
         for _, tensor in floating_leaves(output):
             if tensor.grad_fn is not None:
-                tensor.register_hook(BeforeBackward(weakref.ref(self)))  # type: ignore[no-untyped-call]
+                hook_gradient(tensor, self._begins, self._breaks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

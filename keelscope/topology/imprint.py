@@ -23,6 +23,7 @@ from keelscope.unwinding import Breaks, hang
 __all__ = ["Imprint"]
 
 _LEAF = "AccumulateGrad"
+_NOTHING = object()
 
 
 class Imprint:
@@ -49,6 +50,9 @@ class Imprint:
         self._data = [i for i, parameter in self._leaves.items() if parameter is None]
         self._packed = self._pack()
         self._wanted: list[tuple[int, int, object, torch.dtype | None]] = []
+        self._told: list[tuple[object, ...]] = []
+        """The same for the compiled kernel, which is not asked for shapes that autograd does not keep."""
+        self._unkept: list[int] = []
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
@@ -66,9 +70,7 @@ class Imprint:
             Its nodes in the same order; None if it has another shape.
         """
         origin = _origin(listener)
-        if _calls(listener, origin) != self._calls or listener.slots != self._slots:
-            return None
-        if any(known() is not call[1] for known, call in zip(self._modules, listener.rows, strict=True)):
+        if listener.slots != self._slots or not self._is_called(listener, origin):
             return None
         walk = self._walked_natively if kernel.is_compiled() else self._walked
         nodes = walk(listener.nodes, origin)
@@ -76,6 +78,15 @@ class Imprint:
             return None
         hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
         return nodes
+
+    def _is_called(self, listener: Listener, origin: int) -> bool:
+        """Whether the same modules were called in the same way."""
+        found = kernel.same_calls(listener.rows, self._calls, self._modules, origin)
+        if found is not None:
+            return found
+        if _calls(listener, origin) != self._calls:
+            return False
+        return all(known() is call[1] for known, call in zip(self._modules, listener.rows, strict=True))
 
     def _pack(self) -> tuple[object, ...]:
         """The same for the compiled kernel."""
@@ -130,16 +141,18 @@ class Imprint:
             return _is_same_leaf(self._leaves[index], node)
         return node._sequence_nr() - origin == self._numbers[index]
 
-    def _answers(self, nodes: Sequence[Node]) -> bool:
+    def _answers(self, nodes: list[Node]) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
         if len(self._wanted) < len(shapes.keys() | dtypes.keys()):
-            nothing = object()
             keys = [*shapes, *(key for key in dtypes if key not in shapes)]
-            self._wanted = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
-        return all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items()) and all(
-            _is_tensor(nodes[i], output, shape, dtype) for i, output, shape, dtype in self._wanted
-        )
+            self._wanted = [(*key, shapes.get(key, _NOTHING), dtypes.get(key)) for key in keys]
+            told = [(*key, None if shape is _NOTHING else shape, dtype) for *key, shape, dtype in self._wanted]
+            self._told, self._unkept = told, [i for i, one in enumerate(self._wanted) if one[2] is None]
+        if any(getattr(nodes[i], attribute, None) != number for (i, attribute), number in numbers.items()):
+            return False
+        unsure = {*kernel.other_tensors(nodes, self._told), *self._unkept}
+        return all(_is_tensor(nodes[self._wanted[i][0]], *self._wanted[i][1:]) for i in unsure)
 
 
 def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None) -> bool:
@@ -147,7 +160,7 @@ def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None
     metadata = getattr(node, "_input_metadata", ())
     try:
         found = metadata[output]
-        is_shape = type(shape) is object or tuple(found.shape) == shape
+        is_shape = shape is _NOTHING or tuple(found.shape) == shape
     except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
         return shape is None and dtype in {None, dtype_of(node, output)}
     return is_shape and (dtype is None or found.dtype == dtype)
