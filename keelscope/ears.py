@@ -1,4 +1,7 @@
-"""The hooks on every module by which `keelscope.structure` listens to a forward, put on and taken off at each look."""
+"""The hooks on every module by which `keelscope.structure` listens to a forward.
+
+They are put on for one look, and stay on from step to step where each is looked at.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,7 @@ class Hears(Protocol):
 
 
 _task: Callable[[], int] = torch._C._current_graph_task_id
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +61,7 @@ class Ear(Unscriptable):
 
     def __call__(self, module: nn.Module, args: object, *others: object) -> None:
         """Note that the module starts; with keyword arguments and output, what it took and gave."""
-        look = None if torch.compiler.is_compiling() else self.owner()
+        look = None if _is_compiling() else self.owner()
         if look is None:
             return
         listener = look.listener

@@ -47,6 +47,7 @@ __all__ = [
     "program",
     "same_calls",
     "same_nodes",
+    "same_numbers",
     "tree_of",
 ]
 
@@ -229,6 +230,22 @@ def other_tensors(nodes: list[Node], wanted: list[Any]) -> Iterable[int]:
     """
     found: Iterable[int] = range(len(wanted)) if _native is None else _native.other_tensors(nodes, wanted)
     return found
+
+
+def same_numbers(nodes: list[Node], wanted: list[tuple[int, str, object]]) -> bool:
+    """Whether nodes keep numbers.
+
+    Args:
+        nodes: the nodes.
+        wanted: place of a node, name of an attribute and the number.
+
+    Returns:
+        The answer.
+    """
+    if _native is None:
+        return all(getattr(nodes[i], attribute, None) == number for i, attribute, number in wanted)
+    is_same: bool = _native.same_numbers(nodes, wanted)
+    return is_same
 
 
 def hearing(*listener: object) -> Callable[..., int] | None:

@@ -106,7 +106,7 @@ class ResidualHooks:
             self._plan(topology, live)
         due = self._due(Tap.RESIDUAL_SUM)
         if due:
-            found = [(sublayer.index, (met.stream, met.shortcut, met.branch)) for sublayer, met in live.operands()]
+            found = [(sublayer.index, met) for sublayer, met in live.operands()]
             for task in due:
                 for place in self._left(task, found):
                     self._measure([task], *found[place], board)

@@ -2,8 +2,9 @@
 
 Every module is listened to during that one forward (`keelscope.topology.GraphReader`), and the graph is read when the
 first gradient arrives, before backward has freed anything. No forward of its own is run. On steps where probes look at
-residual sub-layers (`keelscope.residuals`) the modules are listened to again, since each step has a graph of its own;
-it is read again only if it has another shape than before (`keelscope.topology.memory`).
+residual sub-layers (`keelscope.residuals`) the modules are listened to again, since each step has a graph of its own,
+and from the end of the step before, so that no call of the forward is missed. The graph is read again only
+if it has another shape than before (`keelscope.topology.memory`).
 """
 
 from __future__ import annotations

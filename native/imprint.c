@@ -152,9 +152,14 @@ PyObject *same_calls(PyObject *module, PyObject *args) {
     return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
 }
 
-static int has(PyObject *metadata, PyObject *name, PyObject *expected) {
+static int has(PyObject *owner, PyObject *name, PyObject *expected) {
     if (expected == Py_None) return 1;
-    PyObject *found = PyObject_GetAttr(metadata, name);
+    PyObject *found = PyObject_GetAttr(owner, name);
+    if (found != NULL && PyTuple_Check(expected) && !PyTuple_Check(found)) {
+        PyObject *list = found;
+        found = PySequence_Tuple(list);
+        Py_DECREF(list);
+    }
     const int is_same = found != NULL && (found == expected || PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
     Py_XDECREF(found);
     return is_same;
@@ -191,4 +196,18 @@ PyObject *other_tensors(PyObject *module, PyObject *args) {
         Py_DECREF(place);
     }
     return left;
+}
+
+/* same_numbers(nodes, wanted): wanted as place of a node, name of an attribute and number -> whether all are kept */
+PyObject *same_numbers(PyObject *module, PyObject *args) {
+    PyObject *nodes, *wanted;
+    int is_same = 1;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &nodes, &PyList_Type, &wanted)) return NULL;
+    for (Py_ssize_t i = 0; is_same && i < PyList_Size(wanted); i++) {
+        PyObject *one = PyList_GetItem(wanted, i), *node = PyList_GetItem(nodes, PyLong_AsSsize_t(PyTuple_GetItem(one, 0)));
+        is_same = node != NULL && has(node, PyTuple_GetItem(one, 1), PyTuple_GetItem(one, 2));
+    }
+    PyErr_Clear();
+    return PyBool_FromLong(is_same);
 }

@@ -141,6 +141,7 @@ int add_ways(PyObject *module);
 PyObject *same_nodes(PyObject *module, PyObject *args);
 PyObject *same_calls(PyObject *module, PyObject *args);
 PyObject *other_tensors(PyObject *module, PyObject *args);
+PyObject *same_numbers(PyObject *module, PyObject *args);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import keelscope as ks
+from keelscope import kernel
 from keelscope.probe import resolve_probes
 from keelscope.structure import Look
 
@@ -188,6 +189,17 @@ def test_alone_as_beside_others(how):
     for key, values in reference.items():
         np.testing.assert_allclose(found[key][1:], values[1:], rtol=1e-6, err_msg=key)
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+@pytest.mark.parametrize("how", ["middle too", "evaluated", "failed", "longer", "removed"])
+def test_the_same_without_the_kernel(how, monkeypatch):
+    torch.manual_seed(0)
+    model = Net()
+    compiled = sublayers(train(copy.deepcopy(model), WAYS[how], SUBLAYERS))
+    monkeypatch.setattr(kernel, "_native", None)
+    for key, values in sublayers(train(model, WAYS[how], SUBLAYERS)).items():
+        np.testing.assert_allclose(compiled[key], values, rtol=1e-6, err_msg=key)
 
 
 def test_the_first_watched_module_may_be_a_block():

@@ -53,6 +53,8 @@ class Imprint:
         self._told: list[tuple[object, ...]] = []
         """The same for the compiled kernel, which is not asked for shapes that autograd does not keep."""
         self._unkept: list[int] = []
+        self._kept: list[tuple[int, str, object]] = []
+        self._sizes = (0, 0, 0)
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
@@ -144,12 +146,15 @@ class Imprint:
     def _answers(self, nodes: list[Node]) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
-        if len(self._wanted) < len(shapes.keys() | dtypes.keys()):
+        sizes = len(shapes), len(dtypes), len(numbers)
+        if sizes != self._sizes:
+            self._sizes = sizes
             keys = [*shapes, *(key for key in dtypes if key not in shapes)]
             self._wanted = [(*key, shapes.get(key, _NOTHING), dtypes.get(key)) for key in keys]
             told = [(*key, None if shape is _NOTHING else shape, dtype) for *key, shape, dtype in self._wanted]
             self._told, self._unkept = told, [i for i, one in enumerate(self._wanted) if one[2] is None]
-        if any(getattr(nodes[i], attribute, None) != number for (i, attribute), number in numbers.items()):
+            self._kept = [(*place, number) for place, number in numbers.items()]
+        if not kernel.same_numbers(nodes, self._kept):
             return False
         unsure = {*kernel.other_tensors(nodes, self._told), *self._unkept}
         return all(_is_tensor(nodes[self._wanted[i][0]], *self._wanted[i][1:]) for i in unsure)
