@@ -62,7 +62,8 @@ class Look:
         self.listener: Listener | None = None
         """What later looks need of the forward: no names, which the first look has found."""
         self._begins, self._breaks = BeforeBackward(weakref.ref(self)), Breaks()
-        self._is_read = False
+        self.is_read = False
+        """Whether nothing is left to read on this look."""
         self._is_first = True
         self._is_ahead = self._stays = False
         self._left = 0
@@ -110,7 +111,7 @@ class Look:
 
     def _prepare(self, model: nn.Module, most: int) -> None:
         """A new reader, which takes no more calls than so many."""
-        self._reader, self._is_read = GraphReader(model, keep=self._keeps, memory=self._memory), False
+        self._reader, self.is_read = GraphReader(model, keep=self._keeps, memory=self._memory), False
         self._left = most
         heard = self._reader.listener
         if heard is not None and self._ears is not None:
@@ -124,12 +125,12 @@ class Look:
         The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
         """
         model = self._model()
-        if self._reader is None or self._is_read or model is None:
+        if self._reader is None or self.is_read or model is None:
             return
         if self._is_ahead:  # of something that was run between the steps
             self._prepare(model, self._left)
             return
-        self._is_read = True
+        self.is_read = True
         self._let_go()
         if self._is_first or not self._stays:
             self._hang(on=False)  # first: on many modules they take as much memory as the graph
@@ -243,7 +244,7 @@ class BeforeBackward:
     def __call__(self, _: Tensor) -> None:
         """A backward pass begins."""
         look = self.owner()
-        if look is not None:
+        if look is not None and not look.is_read:
             look.read()
 
 
