@@ -78,6 +78,8 @@ class Look:
         """
         was_ahead, self._is_ahead = self._is_ahead, ahead
         if was_ahead and not ahead and self._keeps is keep and self._is_placed and self._are_on(modules):
+            if self._reader is not None and self._reader.listener is not None:
+                self._reader.listener.is_early = False
             return
         self._settle()
         model = self._model()
@@ -116,6 +118,7 @@ class Look:
         heard = self._reader.listener
         if heard is not None and self._ears is not None:
             heard.limit(most, self._ears.wrappers)
+            heard.is_early = self._is_ahead
         self.listener = None if self._is_first else heard
 
     @contained

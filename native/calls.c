@@ -67,8 +67,8 @@ static int add(PyObject *const *lists, const Noted *noted) {
 }
 
 /* Of a listener, in this order: what tells sequence numbers; its open calls, as path and number; the lists that calls are
-   noted in; one number, how many of the open calls are around the first call of a forward (-1: that has not ended); the
-   paths of wrappers; how many calls are noted at most. */
+   noted in; how many of the open calls are around the first call of a forward (-1: that has not ended), and whether a step
+   is yet to begin; the paths of wrappers; how many calls are noted at most. */
 enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, PARTS };
 
 static PyObject *part(PyObject *listener, int which) { return PyTuple_GetItem(listener, which); }
@@ -80,12 +80,16 @@ static int set_floor(PyObject *listener, Py_ssize_t floor) {
     return number == NULL ? -1 : PyList_SetItem(part(listener, FLOOR), 0, number);
 }
 
-/* As Listener.before. */
+/* As Listener.before; 0: Python is to forget what was heard before. */
 static int starts(PyObject *listener, PyObject *path) {
     PyObject *open = part(listener, OPEN), *number = PyObject_CallNoArgs(part(listener, NUMBER));
     int is_again = PyList_Size(open) == 0;
     for (Py_ssize_t i = 0; !is_again && i < PyList_Size(open); i++)
         is_again = PyUnicode_Compare(path_of(open, i), path) == 0;
+    if (is_again && PyList_GetItem(part(listener, FLOOR), 1) == Py_True) {
+        Py_XDECREF(number);
+        return 0;
+    }
     PyObject *entry = number == NULL ? NULL : PyTuple_Pack(2, path, number);
     const int failed = entry == NULL || (is_again && set_floor(listener, -1) < 0) || PyList_Append(open, entry) < 0;
     Py_XDECREF(entry);

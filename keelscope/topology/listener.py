@@ -70,8 +70,8 @@ class Listener:
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
         self._open: list[tuple[str, int]] = []
-        self._floor = [-1]
-        """How many open calls are around the first call of a forward; -1 before that has ended."""
+        self._floor: list[int] = [-1, False]
+        """How many open calls are around the first call of a forward, -1 before that has ended; and `is_early`."""
         self.wrappers: frozenset[str] = frozenset()
         """Paths of modules that are no more than a frame around others: what these give is looked at too."""
         self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
@@ -97,6 +97,15 @@ class Listener:
             self.hear = kernel.hearing(_sequence_number, self._open, *lists, self._floor, wrappers, most) or _leave
 
     @property
+    def is_early(self) -> bool:
+        """Whether the step is yet to begin: only the latest forward is kept, which may be the one that begins it."""
+        return bool(self._floor[1])
+
+    @is_early.setter
+    def is_early(self, is_early: bool) -> None:
+        self._floor[1] = is_early
+
+    @property
     def is_inside(self) -> bool:
         """Whether a module is running, but for those around the first call of a forward, and wrappers."""
         inner = self._open[max(self._floor[0], 0) :]
@@ -107,6 +116,10 @@ class Listener:
         running = self._open
         if not running or any(path == other for other, _ in running):  # a forward that raised has left its calls open
             self._floor[0] = -1
+            if self.is_early:
+                for noted in (running, self.rows, self.nodes, self.slots, self._tensors, self._versions):
+                    noted.clear()
+                self.gate_like.clear()
         running.append((path, _sequence_number()))
 
     def after(self, path: str, module: nn.Module, inputs: object, output: object) -> bool:
