@@ -10,14 +10,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from keelscope.calls import terms_of
-from keelscope.pages import Sheet, dense_block
-from keelscope.probe import Probe, Tap
+from keelscope.pages import Sheet, dense_block, no_blocks
+from keelscope.probe import Axis, Probe, Tap
 from keelscope.rows import RowValues
 from keelscope.waiting import Frame, WaitingGroup
 
 if TYPE_CHECKING:
     from keelscope.calls import StepRecord
+    from keelscope.residuals import ResidualHooks
     from keelscope.statistics import Terms
+    from keelscope.topology import Topology
+
+    _Beside = tuple[ResidualHooks, Topology | None]
 
 __all__ = ["Agenda", "Agendas"]
 
@@ -31,8 +35,9 @@ class Agenda:
 
     def __init__(self, probes: Iterable[Probe]) -> None:
         self._names = frozenset(probe.name for probe in probes)
-        self._frames: list[tuple[str, Frame, tuple[float, ...], bool]] | None = None
+        self._frames: list[tuple[str, Frame, tuple[float, ...], Axis]] | None = None
         self._needs: tuple[tuple[Tap, str, Terms], ...] = ()
+        self._needs_beside: tuple[tuple[str, Terms], ...] = ()
         self._needs_page = False
 
     def every(self, probe: Probe) -> bool:
@@ -49,17 +54,19 @@ class Agenda:
             return
         frames = [(name, group.frame) for name, group in row.later.items()]
         probes = [probe for _, frame in frames for probe in frame.probes]
-        dense = [probe for probe in probes if not probe.tap.of_module]
-        self._needs = tuple((probe.tap, probe.name, terms) for probe in dense for terms in terms_of(probe))
-        self._needs_page = len(dense) < len(probes)
-        self._frames = [(n, f, (1.0,) * len(f.probes), f.probes[0].tap.of_module) for n, f in frames]
+        needs = [(probe.tap, probe.name, terms) for probe in probes for terms in terms_of(probe)]
+        self._needs = tuple(need for need in needs if need[0].axis is Axis.PARAMETER)
+        self._needs_beside = tuple(need[1:] for need in needs if need[0].axis is Axis.SUBLAYER)
+        self._needs_page = any(probe.tap.of_module for probe in probes)
+        self._frames = [(n, f, (1.0,) * len(f.probes), f.probes[0].tap.axis) for n, f in frames]
 
-    def close(self, step: StepRecord, sheet: Sheet) -> RowValues | None:
+    def close(self, step: StepRecord, sheet: Sheet, beside: _Beside) -> RowValues | None:
         """The row of a step, if the kernel saw everything of it.
 
         Args:
             step: the step, whose gradients are those of the loss itself.
             sheet: what its page has taken.
+            beside: what observes residual sub-layers, and these.
 
         Returns:
             What `keelscope.assembly.ClosingRow` would make of it, or None.
@@ -68,11 +75,12 @@ class Agenda:
             return None
         if (self._needs_page and not sheet.seen) or not all([key in step.dense for key in self._needs]):  # noqa: C419
             return None
-        dense = dense_block(step.dense)
-        later = {
-            name: WaitingGroup(frame, sheet.block if of_module else dense, factors)
-            for name, frame, factors, of_module in self._frames
-        }
+        residuals, topology = beside
+        measured = residuals.only_blocks(topology, self._needs_beside) if self._needs_beside else no_blocks
+        if measured is None:
+            return None
+        seen = {Axis.MODULE: sheet.block, Axis.PARAMETER: dense_block(step.dense), Axis.SUBLAYER: measured}
+        later = {name: WaitingGroup(frame, seen[axis], factors) for name, frame, factors, axis in self._frames}
         return RowValues({}, {}, later)
 
 

@@ -121,4 +121,7 @@ class ClosingRow:
         """Whether the kernel has something for all terms of a probe."""
         if probe.tap in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT}:
             return self.sheet.is_filled
+        if probe.tap.axis is Axis.SUBLAYER:
+            residuals, _, topology = self.beside
+            return residuals.only_blocks(topology, [(probe.name, terms) for terms in terms_of(probe)]) is not None
         return all((probe.tap, probe.name, terms) in self.step.dense for terms in terms_of(probe))

@@ -1,10 +1,13 @@
-"""The hooks on every module by which `keelscope.structure` listens to a forward, put on and taken off at each look."""
+"""The hooks on every module by which `keelscope.structure` listens to a forward.
+
+They are put on for one look, and stay on from step to step where each is looked at.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,8 +15,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from keelscope import kernel
+from keelscope import kernel_calls
 from keelscope.containment import NO_OP, Unscriptable
+from keelscope.stacks import find_stacks
 from keelscope.topology.listener import Listener
 
 __all__ = ["Ear", "Ears", "Hears"]
@@ -39,6 +43,7 @@ class Hears(Protocol):
 
 
 _task: Callable[[], int] = torch._C._current_graph_task_id
+_is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +61,15 @@ class Ear(Unscriptable):
 
     def __call__(self, module: nn.Module, args: object, *others: object) -> None:
         """Note that the module starts; with keyword arguments and output, what it took and gave."""
-        look = None if torch.compiler.is_compiling() else self.owner()
+        look = None if _is_compiling() else self.owner()
         if look is None:
             return
-        if not others:
+        listener = look.listener
+        heard = 0 if listener is None else listener.hear(self.path, module, args, others)
+        if heard:
+            if heard > 1:
+                look.ended(others[1])
+        elif not others:
             self._before(look, module)
         elif len(others) > 1:
             self._after(look, module, args, *others)
@@ -78,8 +88,7 @@ class Ear(Unscriptable):
         if listener is None or not self.path or _task() != -1:
             look.ends(self.path, module, (args, kwargs), output)
             return
-        if kwargs or not listener.note(self.path, module, args, output):
-            look.took(listener, self.path, module, (args, kwargs), output)
+        look.took(listener, self.path, module, (args, kwargs), output)
         if not listener.is_inside:
             look.ended(output)
 
@@ -113,6 +122,10 @@ class Ears:
     """
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]], owner: weakref.ref[Hears]) -> None:
+        self._modules: Sequence[tuple[str, nn.Module]] = ()
+        """While they are on."""
+        self.wrappers = frozenset(above for path in find_stacks(modules)[1] for above in _above(path))
+        """Paths of modules around stacks."""
         self._ears = [
             Ear(owner, path, weakref.ref(module), is_refused=not _takes_hooks(module)) for path, module in modules
         ]
@@ -120,7 +133,11 @@ class Ears:
 
     def are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
         """Whether these are the modules."""
-        return [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+        return modules is self._modules or [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+
+    def heed(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        """Remember, as long as they are on, what they are on."""
+        self._modules = modules
 
     def refused(self) -> set[int]:
         """Identity of the modules that take no hooks."""
@@ -128,7 +145,8 @@ class Ears:
 
     def hang(self, *, on: bool) -> None:
         """Put the hooks on, or take them off."""
-        if not kernel.hang_hooks(self._ears, self._number, on=on):
+        self._modules = ()
+        if not kernel_calls.hang_hooks(self._ears, self._number, on=on):
             for ear in self._ears:
                 ear.hang(self._number, on=on)
 
@@ -140,6 +158,13 @@ class Ears:
             for hooks in () if module is None or ear.is_refused else _places(module):
                 if not hooks:
                     hooks.clear()
+
+
+def _above(path: str) -> Iterator[str]:
+    """The paths of the modules around one."""
+    while path:
+        path = path.rpartition(".")[0]
+        yield path
 
 
 def _places(module: nn.Module) -> tuple[dict[int, Any], ...]:

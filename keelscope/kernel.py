@@ -12,7 +12,7 @@ import os
 import weakref
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.graph import Node
 
 if TYPE_CHECKING:
     from keelscope._kernel import Page, Passes
@@ -31,8 +30,6 @@ __all__ = [
     "SWITCH",
     "Program",
     "Routine",
-    "call_noter",
-    "hang_hooks",
     "identities",
     "is_compiled",
     "measure",
@@ -42,9 +39,7 @@ __all__ = [
     "pack_all",
     "page",
     "passes",
-    "place_hooks",
     "program",
-    "same_nodes",
     "tree_of",
 ]
 
@@ -178,71 +173,6 @@ def norm_transport(x: Tensor, gradient: Tensor, gamma: Tensor | float, width: in
         Packed ``[2, row]``; None where only torch can read them.
     """
     return None if _native is None else _native.norm_transport(x, gradient, gamma, width, *form)
-
-
-def same_nodes(starts: list[Node], known: tuple[object, ...], origin: int) -> list[Node] | None:
-    """Walk a graph beside one of a known shape, see `keelscope.topology.imprint`.
-
-    Args:
-        starts: nodes to start from.
-        known: places of the starts, edges, numbers, kinds and marks of the nodes.
-        origin: what numbers are counted from.
-
-    Returns:
-        The nodes in the known order; None if the graph has another shape.
-
-    Raises:
-        NotImplementedError: without the compiled kernel.
-    """
-    if _native is None:
-        raise NotImplementedError
-    found: list[Node] | None = _native.same_nodes(starts, *known, origin)
-    return found
-
-
-def call_noter() -> Callable[..., bool] | None:
-    """What notes usual module calls, see `keelscope.topology.listener`; None without the compiled kernel."""
-    return None if _native is None else _native.note_call
-
-
-def hang_hooks(ears: list[Any], number: int, *, on: bool) -> bool:
-    """Put hooks on modules, or take them off.
-
-    Args:
-        ears: each an `keelscope.ears.Ear`.
-        number: what they go under on their modules.
-        on: whether to put them on.
-
-    Returns:
-        Whether it was done; False without the compiled kernel.
-    """
-    if _native is None:
-        return False
-    _native.hang_hooks(ears, number, on)
-    return True
-
-
-def place_hooks(placements: list[Any], *, on: bool) -> None:
-    """Put hooks back after modules, or take them off.
-
-    Args:
-        placements: each a `keelscope.placements.Placement`; those whose module is gone are left out.
-        on: whether to put them back.
-    """
-    if _native is not None:
-        _native.place_hooks(placements, on)
-        return
-    for reference, number, hook in placements:
-        module = reference()
-        for hooks, value in () if module is None else _after(module, hook):
-            if on:
-                hooks[number] = value
-            else:
-                hooks.pop(number, None)
-
-
-def _after(module: nn.Module, hook: object) -> tuple[tuple[dict[int, Any], object], ...]:
-    return (module._forward_hooks, hook), (module._forward_hooks_with_kwargs, True)
 
 
 def pack_all(routine: Routine, tensors: list[Tensor]) -> tuple[NDArray[np.float64], list[int]] | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from keelscope import kernel
+from keelscope import kernel_calls
 from keelscope.callbacks import ForwardHook
 
 __all__ = ["Placement", "Placements"]
@@ -49,7 +49,7 @@ class Placements:
             number = module.register_forward_hook(hook, with_kwargs=True).id
             self._known[site] = Placement(weakref.ref(module), number, hook)
         else:
-            kernel.place_hooks([self._known[site]], on=True)
+            kernel_calls.place_hooks([self._known[site]], on=True)
         if alone:
             self._alone[site] = self._known[site]
 
@@ -59,17 +59,17 @@ class Placements:
         Returns:
             The sites that it was done for.
         """
-        kernel.place_hooks(list(self._alone.values()), on=True)
+        kernel_calls.place_hooks(list(self._alone.values()), on=True)
         return self._alone.keys()
 
     def take(self, site: int) -> None:
         """Take a hook off, wherever it is."""
         if site in self._known:
-            kernel.place_hooks([self._known[site]], on=False)
+            kernel_calls.place_hooks([self._known[site]], on=False)
 
     def take_all(self) -> None:
         """Take all of them off."""
-        kernel.place_hooks(list(self._known.values()), on=False)
+        kernel_calls.place_hooks(list(self._known.values()), on=False)
 
     def forget(self, site: int) -> None:
         """Take a hook off for good."""

@@ -99,14 +99,12 @@ class Recorder:
         """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
-        self._scale = LossScale()
+        self._scale, self._sightings, self._eager = LossScale(), Sightings(), Eager(model)
         self._recorded = self._grown = 0
         self._agenda: Agenda | None = None
         self._agendas = Agendas(self.probes)
         self._leading = next(iter(optimizers), None)
         self._rate: float | torch.Tensor = math.nan
-        self._sightings = Sightings()
-        self._eager = Eager(model)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
     def open(self) -> None:
@@ -167,6 +165,9 @@ class Recorder:
         self.modules.hold()
         if pause:
             self.pause()
+        else:
+            following = self._agendas.at(self._recorded + 1).every
+            self.look.expect(self.plan.everything, due=any(map(following, self.residuals.probes)))
 
     def pause(self) -> None:
         """Take every hook off the model."""
@@ -212,11 +213,10 @@ class Recorder:
         self.modules.close_page()
         self.modules.is_paged = not self._keep_calls
         sheet = Sheet(step, self.modules.duties.watched_by)
-        self.look.stop()  # before the first row: it may complete what was read
+        self.look.finish()  # before the first row: it may complete what was read
         factor = 1.0 / self._scale.take(stepped=stepped)
-        row = self._agenda.close(step, sheet) if self._agenda is not None and factor == 1.0 else None
-        if row is None:
-            row = self._assemble(step, sheet, factor)
+        agenda, beside = self._agenda if factor == 1.0 else None, (self.residuals, self.look.topology)
+        row = (agenda and agenda.close(step, sheet, beside)) or self._assemble(step, sheet, factor)
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False

@@ -7,7 +7,7 @@ One forward of a step is looked at, the first one.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -82,7 +82,7 @@ class ResidualHooks:
         self._routes: Routes | None = None
         self._flow: PathFlow | None = None
         self._said: set[str] = set()
-        self._known_names: tuple[Topology, list[_Name]] | None = None
+        self._known_names: tuple[Topology, dict[_Name, int]] | None = None
 
     def begin(self) -> None:
         """Start a step."""
@@ -106,7 +106,7 @@ class ResidualHooks:
             self._plan(topology, live)
         due = self._due(Tap.RESIDUAL_SUM)
         if due:
-            found = [(sublayer.index, (met.stream, met.shortcut, met.branch)) for sublayer, met in live.operands()]
+            found = [(sublayer.index, met) for sublayer, met in live.operands()]
             for task in due:
                 for place in self._left(task, found):
                     self._measure([task], *found[place], board)
@@ -180,12 +180,20 @@ class ResidualHooks:
             self._take(self._flow)
         if topology is None or not self._rows:
             return no_blocks
-        places = {name: index for index, name in enumerate(self._names_of(topology))}
-        return partial(self._block, places)
+        return partial(_block, self._rows, self._names_of(topology)[1])
 
-    def _block(self, places: Mapping[_Name, int], probe: Probe, terms: Terms) -> Block | None:
-        found = self._rows.get((probe.name, terms))
-        return None if found is None else found.block(places)
+    def only_blocks(self, topology: Topology | None, wanted: Iterable[_Key]) -> Blocks | None:
+        """`blocks`, if the kernel measured all that is wanted on this step, and nobody else measured anything.
+
+        Args:
+            topology: the one that the axis is made of.
+            wanted: names of probes, and terms.
+
+        Returns:
+            How to ask for it, or None.
+        """
+        blocks = self.blocks(topology)
+        return blocks if not self._found and all(key in self._rows for key in wanted) else None
 
     def along(self, topology: Topology | None) -> dict[int, list[TermSlots]]:
         """What was measured on this step.
@@ -196,14 +204,15 @@ class ResidualHooks:
         Returns:
             Index of the sub-layer -> its observations.
         """
-        names = [] if topology is None else self._names_of(topology)
-        return {index: self._found[name] for index, name in enumerate(names) if name in self._found}
+        places = {} if topology is None or not self._found else self._names_of(topology)[1]
+        return {index: self._found[name] for name, index in places.items() if name in self._found}
 
-    def _names_of(self, topology: Topology) -> list[_Name]:
+    def _names_of(self, topology: Topology) -> tuple[Topology, dict[_Name, int]]:
+        """Places by name."""
         known = self._known_names
         if known is None or known[0] is not topology:
-            known = self._known_names = (topology, _names(topology))
-        return known[1]
+            known = self._known_names = (topology, {name: index for index, name in enumerate(_names(topology))})
+        return known
 
     def _norm(self, path: str | None) -> nn.Module:
         """The norm on a sum; an identity if there is none, an empty module for one that is no module."""
@@ -236,6 +245,11 @@ class ResidualHooks:
             except Exception as error:  # one probe's fault costs the others nothing
                 warn_once(self, error, probe.name)
         self._found.setdefault(self._names[index], []).append(slots)
+
+
+def _block(measured: Mapping[_Key, _Rows], places: Mapping[_Name, int], probe: Probe, terms: Terms) -> Block | None:
+    found = measured.get((probe.name, terms))
+    return None if found is None else found.block(places)
 
 
 def _names(topology: Topology) -> list[_Name]:

@@ -2,8 +2,9 @@
 
 Every module is listened to during that one forward (`keelscope.topology.GraphReader`), and the graph is read when the
 first gradient arrives, before backward has freed anything. No forward of its own is run. On steps where probes look at
-residual sub-layers (`keelscope.residuals`) the modules are listened to again, since each step has a graph of its own;
-it is read again only if it has another shape than before (`keelscope.topology.memory`).
+residual sub-layers (`keelscope.residuals`) the modules are listened to again, since each step has a graph of its own,
+and from the end of the step before, so that no call of the forward is missed. The graph is read again only
+if it has another shape than before (`keelscope.topology.memory`).
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
+import torch
 from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
 from keelscope.ears import Ears
-from keelscope.leaves import floating_leaves
+from keelscope.leaves import floating_leaves, hook_gradient
 from keelscope.recomputation import in_backward
 from keelscope.sites import SitePlan
 from keelscope.store.schema import Site, Stack, SublayerInfo
@@ -26,7 +29,7 @@ from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sub
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
 from keelscope.topology.listener import Listener
 from keelscope.topology.memory import Memory
-from keelscope.unwinding import give_up_dead
+from keelscope.unwinding import Breaks, give_up_dead
 
 __all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
 
@@ -58,31 +61,65 @@ class Look:
         self._is_placed = self._keeps = False
         self.listener: Listener | None = None
         """What later looks need of the forward: no names, which the first look has found."""
-        self._is_read = False
+        self._begins, self._breaks = BeforeBackward(weakref.ref(self)), Breaks()
+        self.is_read = False
+        """Whether nothing is left to read on this look."""
         self._is_first = True
+        self._is_ahead = self._stays = False
         self._left = 0
 
-    def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool) -> None:
+    def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool, ahead: bool = False) -> None:
         """Put hooks on modules, until the first gradient arrives.
 
         Args:
             modules: all modules with their paths.
             keep: keep what they take and give until then, for `on_read`.
+            ahead: the step has not begun, its first forward is heard from the start; asked again when it has.
         """
-        self.stop()
+        was_ahead, self._is_ahead = self._is_ahead, ahead
+        if was_ahead and not ahead and self._keeps is keep and self._is_placed and self._are_on(modules):
+            if self._reader is not None and self._reader.listener is not None:
+                self._reader.listener.is_early = False
+            return
+        self._settle()
         model = self._model()
         if model is None:
+            self.stop()
             return
-        self._reader, self._is_read = GraphReader(model, keep=keep, memory=self._memory), False
-        self.listener = None if self._is_first else self._reader.listener
-        self._left = _MOST_FORWARDS * len(modules)
-        if self.listener is not None:
-            self.listener.most = self._left
-        self._keeps = keep
-        if self._ears is None or not self._ears.are_on(modules):
+        if not self._are_on(modules):
+            self._hang(on=False)
             self._ears = Ears(modules, weakref.ref(self))
             self.ran |= self._ears.refused()
+        self._keeps, self._stays = keep, ahead
+        self._prepare(model, _MOST_FORWARDS * len(modules))
         self._hang(on=True)
+        if self._ears is not None:
+            self._ears.heed(modules)
+
+    def expect(self, modules: Sequence[tuple[str, nn.Module]], *, due: bool) -> None:
+        """A step is over, and what comes next belongs to another one.
+
+        Args:
+            modules: see `listen`.
+            due: whether tensors are to be kept of the step to come.
+        """
+        if due:
+            self.listen(modules, keep=True, ahead=True)
+        elif self._is_placed:
+            self.stop()
+
+    def _are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
+        return self._ears is not None and self._ears.are_on(modules)
+
+    def _prepare(self, model: nn.Module, most: int) -> None:
+        """A new reader, which takes no more calls than so many."""
+        self._reader, self.is_read = GraphReader(model, keep=self._keeps, memory=self._memory), False
+        self._left = most
+        heard = self._reader.listener
+        if heard is not None and self._ears is not None:
+            heard.limit(most, self._ears.wrappers)
+            heard.is_early = self._is_ahead
+        self.listener = None if self._is_first else heard
 
     @contained
     def read(self) -> None:
@@ -90,11 +127,16 @@ class Look:
 
         The hooks stay on if the rest of the backward pass will show more (regions that it runs again).
         """
-        if self._reader is None or self._is_read:
+        model = self._model()
+        if self._reader is None or self.is_read or model is None:
             return
-        self._is_read = True
+        if self._is_ahead:  # of something that was run between the steps
+            self._prepare(model, self._left)
+            return
+        self.is_read = True
         self._let_go()
-        self._hang(on=False)  # first: on many modules they take as much memory as the graph
+        if self._is_first or not self._stays:
+            self._hang(on=False)  # first: on many modules they take as much memory as the graph
         reader, self._reader = self._reader, None  # let go of, should reading fail
         topology = reader.read()
         gates, reader.gates = reader.gates, []
@@ -107,16 +149,29 @@ class Look:
         self._reader = reader
         if reader.is_waiting and self._is_first:
             self._hang(on=True)
+        elif self._stays:
+            self._settle()
         else:
+            self.stop()
+
+    def finish(self) -> None:
+        """The step is over: `stop`, unless the one to come is listened to already."""
+        if not self._is_ahead:
             self.stop()
 
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
+        self._is_ahead = self._stays = False
         self._let_go()
         self._hang(on=False)
         if not self._keeps:
             self._ears = None  # no other look will need them
+        self._settle()
+
+    def _settle(self) -> None:
+        """Complete what was read, and let go of the graph."""
+        self._let_go()
         give_up_dead()
         reader, self._reader = self._reader, None
         if reader is None or self.topology is None:
@@ -130,8 +185,9 @@ class Look:
 
     def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """A call of a module, on looks after the first."""
-        self.ran.add(id(module))
-        self._left -= 1
+        if torch.is_grad_enabled() or not self._is_ahead:  # others may run any number of times between steps
+            self.ran.add(id(module))
+            self._left -= 1
         if self._left < 0 or len(listener.rows) >= listener.most:
             self.stop()
             return
@@ -151,14 +207,16 @@ class Look:
 
     def _let_go(self) -> None:
         if self.listener is not None:
-            self.ran.update(id(module) for _, module, *_ in self.listener.rows)
+            self.ran.update(map(id, map(itemgetter(1), self.listener.rows)))
             self.listener = None
 
     @contained
     def starts(self, path: str, module: nn.Module) -> None:
-        """A module starts, on the first look or inside a backward pass."""
+        """A module starts, on the first look or inside a backward pass, or when nobody listens any more."""
         if self._reader is not None:
             self._reader.before_module(path, module)
+        elif not in_backward():  # another forward of the step
+            self._hang(on=False)
 
     @contained
     def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -177,7 +235,7 @@ class Look:
         """See to it that the graph is read before anything of the model has run backward."""
         for _, tensor in floating_leaves(output):
             if tensor.grad_fn is not None:
-                tensor.register_hook(BeforeBackward(weakref.ref(self)))  # type: ignore[no-untyped-call]
+                hook_gradient(tensor, self._begins, self._breaks)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,7 +247,7 @@ class BeforeBackward:
     def __call__(self, _: Tensor) -> None:
         """A backward pass begins."""
         look = self.owner()
-        if look is not None:
+        if look is not None and not look.is_read:
             look.read()
 
 

@@ -102,7 +102,8 @@ class WaitingGroup:
 def may_wait(probe: Probe) -> bool:
     """Whether every statistic of a probe is one of ours, which are finished site by site, from terms of the kernel."""
     own = all(getattr(s.finish, "__module__", "").startswith(_OURS) for s in probe.statistics)
-    return own and all(terms.routine is not None for terms in terms_of(probe))
+    packed = probe.tap.axis is Axis.SUBLAYER
+    return own and all(terms.routine is not None or (packed and terms.packs is not None) for terms in terms_of(probe))
 
 
 def _finished(

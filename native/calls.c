@@ -67,35 +67,102 @@ static int add(PyObject *const *lists, const Noted *noted) {
     return PyList_Append(lists[2], noted->tensor) < 0 || PyList_Append(lists[3], noted->version) < 0 ? -1 : 0;
 }
 
-/* When the latest call began, borrowed, and forgets it; NULL where it is another call that has ended. */
-static PyObject *began(PyObject *open, PyObject *path) {
+/* Of a listener, in this order: what tells sequence numbers; its open calls, as path and number; the lists that calls are
+   noted in; how many of the open calls are around the first call of a forward (-1: that has not ended), and whether a step
+   is yet to begin; the paths of wrappers; how many calls are noted at most. */
+enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, PARTS };
+
+static PyObject *part(PyObject *listener, int which) { return PyTuple_GetItem(listener, which); }
+
+static PyObject *path_of(PyObject *open, Py_ssize_t index) { return PyTuple_GetItem(PyList_GetItem(open, index), 0); }
+
+static int set_floor(PyObject *listener, Py_ssize_t floor) {
+    PyObject *number = PyLong_FromSsize_t(floor);
+    return number == NULL ? -1 : PyList_SetItem(part(listener, FLOOR), 0, number);
+}
+
+/* As Listener.before; 0: Python is to forget what was heard before. */
+static int starts(PyObject *listener, PyObject *path) {
+    PyObject *open = part(listener, OPEN), *number = PyObject_CallNoArgs(part(listener, NUMBER));
+    int is_again = PyList_Size(open) == 0;
+    for (Py_ssize_t i = 0; !is_again && i < PyList_Size(open); i++)
+        is_again = PyUnicode_Compare(path_of(open, i), path) == 0;
+    if (is_again && PyList_GetItem(part(listener, FLOOR), 1) == Py_True) {
+        Py_XDECREF(number);
+        return 0;
+    }
+    PyObject *entry = number == NULL ? NULL : PyTuple_Pack(2, path, number);
+    const int failed = entry == NULL || (is_again && set_floor(listener, -1) < 0) || PyList_Append(open, entry) < 0;
+    Py_XDECREF(entry);
+    Py_XDECREF(number);
+    return failed ? -1 : 1;
+}
+
+/* As Listener.is_inside, after a call has ended; -1 with an exception. */
+static int is_inside(PyObject *listener) {
+    PyObject *open = part(listener, OPEN);
+    Py_ssize_t floor = PyLong_AsSsize_t(PyList_GetItem(part(listener, FLOOR), 0));
+    int found = 0;
+    if (floor < 0 && set_floor(listener, floor = PyList_Size(open)) < 0) return -1;
+    for (; found == 0 && floor < PyList_Size(open); floor++) {
+        const int is_wrapper = PySet_Contains(part(listener, WRAPPERS), path_of(open, floor));
+        found = is_wrapper < 0 ? -1 : !is_wrapper;
+    }
+    return found;
+}
+
+/* When the latest call began, borrowed; NULL where it is another call that has ended, or no more are noted. */
+static PyObject *began(PyObject *listener, PyObject *path) {
+    PyObject *open = part(listener, OPEN);
     const Py_ssize_t last = PyList_Size(open) - 1;
+    if (PyList_Size(part(listener, CALLS)) >= PyLong_AsSsize_t(part(listener, MOST_CALLS))) return NULL;
     PyObject *entry = last < 0 ? NULL : PyList_GetItem(open, last);
     return entry != NULL && PyTuple_GetItem(entry, 0) == path ? PyTuple_GetItem(entry, 1) : NULL;
 }
 
-/* note_call(path, module, args, output, number, open, calls, nodes, slots, tensors, versions) -> whether it was noted */
-PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+static int note(PyObject *listener, PyObject *const *call, PyObject *start, const Noted *noted, int count) {
+    PyObject *open = part(listener, OPEN), *lists[4];
+    for (int i = 0; i < 4; i++) lists[i] = part(listener, LISTS + i);
+    const Py_ssize_t first = PyList_Size(lists[0]), last = PyList_Size(open) - 1;
+    PyObject *row = NULL, *number = PyObject_CallNoArgs(part(listener, NUMBER));
+    if (number != NULL) row = Py_BuildValue("OO(ON)nnn", call[0], call[1], start, number, first, first + 1, first + count);
+    int failed = row == NULL || PyList_Append(part(listener, CALLS), row) < 0;
+    for (int i = 0; !failed && i < count; i++) failed = add(lists, &noted[i]) < 0;
+    Py_XDECREF(row);
+    return failed || PyList_SetSlice(open, last, last + 1, NULL) < 0 ? -1 : 1;
+}
+
+/* 1: noted inside of another call; 2: noted, and no other is running; 0: left to Python; -1 with an exception. */
+static int ends(PyObject *listener, PyObject *const *call, PyObject *output) {
     Noted noted[MOST + 1];
-    PyObject *call = NULL, *start;
-    (void)module;
     memset(noted, 0, sizeof noted);
-    if (given != 11 || !get_ready()) return PyErr_Format(PyExc_TypeError, "note_call() takes 11 arguments");
-    PyObject *open = arguments[5], *const *lists = arguments + 7;
-    const int count = (start = began(open, arguments[0])) == NULL ? -1 : look_at_all(arguments[2], arguments[3], noted);
-    if (count > 0) {
-        const Py_ssize_t first = PyList_Size(lists[0]);
-        PyObject *number = PyObject_CallNoArgs(arguments[4]);
-        if (number != NULL) call = Py_BuildValue("OO(ON)nnn", arguments[0], arguments[1], start, number, first, first + 1, first + count);
-        int failed = call == NULL || PyList_Append(arguments[6], call) < 0;
-        for (int i = 0; !failed && i < count; i++) failed = add(lists, &noted[i]) < 0;
-        Py_XDECREF(call);
-        if (!failed) PyList_SetSlice(open, PyList_Size(open) - 1, PyList_Size(open), NULL);
-    }
+    PyObject *start = began(listener, call[0]);
+    const int count = start == NULL ? -1 : look_at_all(call[2], output, noted);
+    int found = count > 0 ? note(listener, call, start, noted, count) : 0;
     let_go(noted, MOST + 1);
-    if (count > 0 && PyErr_Occurred()) return NULL;
-    PyErr_Clear();
-    return PyBool_FromLong(count > 0);
+    if (found == 0) PyErr_Clear();
+    if (found <= 0) return found;
+    const int inside = is_inside(listener);
+    return inside < 0 ? -1 : 2 - inside;
+}
+
+/* hear_call(listener, path, module, args, others): what a hook before or after a module gets; the answer of `ends`, and 1
+   where a call starts. Calls in backward passes and those of the model itself are left to Python. */
+PyObject *hear_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
+    (void)module;
+    if (given != 5 || !get_ready() || !PyTuple_Check(arguments[0]) || PyTuple_Size(arguments[0]) != PARTS)
+        return PyErr_Format(PyExc_TypeError, "hear_call() takes a listener and a call");
+    PyObject *listener = arguments[0], *others = arguments[4];
+    PyObject *task = PyObject_CallNoArgs(known.graph_task);
+    const int is_ordinary = task != NULL && PyLong_AsLongLong(task) == -1;
+    const Py_ssize_t more = PyTuple_Size(others);
+    int found = 0;
+    Py_XDECREF(task);
+    if (is_ordinary && more == 0) found = starts(listener, arguments[1]);
+    else if (is_ordinary && more == 2 && PyUnicode_GetLength(arguments[1]) > 0 && PyDict_Size(PyTuple_GetItem(others, 0)) == 0)
+        found = ends(listener, arguments + 1, PyTuple_GetItem(others, 1));
+    forgive();
+    return PyErr_Occurred() ? NULL : PyLong_FromLong(found < 0 ? 0 : found);
 }
 
 static int set(PyObject *module, PyObject *name, PyObject *key, PyObject *value) {

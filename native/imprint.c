@@ -3,7 +3,7 @@
 #include "kernel.h"
 
 static struct {
-    PyObject *next_functions, *number, *variable, *name;
+    PyObject *next_functions, *number, *variable, *name, *metadata, *shape, *dtype;
 } words;
 
 typedef struct {
@@ -120,4 +120,94 @@ PyObject *same_nodes(PyObject *module, PyObject *args) {
     if (nodes != NULL) return nodes;
     PyErr_Clear();
     Py_RETURN_NONE;
+}
+
+static int is_offset(PyObject *number, long long origin, PyObject *expected) {
+    return PyLong_AsLongLong(number) - origin == PyLong_AsLongLong(expected);
+}
+
+/* A row as path, module, (start, end), first, middle, last; expected without the module, and counted from the origin. */
+static int is_same_call(PyObject *row, PyObject *expected, PyObject *module, long long origin) {
+    PyObject *span = PyTuple_GetItem(row, 2), *path = PyTuple_GetItem(row, 0), *other = PyTuple_GetItem(expected, 0);
+    if (span == NULL || PyWeakref_GetObject(module) != PyTuple_GetItem(row, 1)) return 0;
+    if (path != other && PyUnicode_Compare(path, other) != 0) return 0;
+    for (Py_ssize_t i = 0; i < 2; i++) {
+        if (!is_offset(PyTuple_GetItem(span, i), origin, PyTuple_GetItem(expected, 1 + i))) return 0;
+        if (!is_offset(PyTuple_GetItem(row, 4 + i), 0, PyTuple_GetItem(expected, 4 + i))) return 0;
+    }
+    return is_offset(PyTuple_GetItem(row, 3), 0, PyTuple_GetItem(expected, 3));
+}
+
+/* same_calls(rows, expected, modules, origin) -> whether the same modules were called in the same way */
+PyObject *same_calls(PyObject *module, PyObject *args) {
+    PyObject *rows, *expected, *modules;
+    long long origin;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!O!L", &PyList_Type, &rows, &PyList_Type, &expected, &PyList_Type, &modules, &origin))
+        return NULL;
+    const Py_ssize_t size = PyList_Size(rows);
+    int is_same = PyList_Size(expected) == size && PyList_Size(modules) == size;
+    for (Py_ssize_t i = 0; is_same && i < size; i++)
+        is_same = is_same_call(PyList_GetItem(rows, i), PyList_GetItem(expected, i), PyList_GetItem(modules, i), origin);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(is_same);
+}
+
+static int has(PyObject *owner, PyObject *name, PyObject *expected) {
+    if (expected == Py_None) return 1;
+    PyObject *found = PyObject_GetAttr(owner, name);
+    if (found != NULL && PyTuple_Check(expected) && !PyTuple_Check(found)) {
+        PyObject *list = found;
+        found = PySequence_Tuple(list);
+        Py_DECREF(list);
+    }
+    const int is_same = found != NULL && (found == expected || PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
+    Py_XDECREF(found);
+    return is_same;
+}
+
+static int is_tensor(PyObject *node, PyObject *wanted) {
+    PyObject *all = node == NULL ? NULL : PyObject_GetAttr(node, words.metadata);
+    PyObject *one = all == NULL ? NULL : PySequence_GetItem(all, PyLong_AsSsize_t(PyTuple_GetItem(wanted, 1)));
+    const int is_same = one != NULL && has(one, words.shape, PyTuple_GetItem(wanted, 2)) &&
+                        has(one, words.dtype, PyTuple_GetItem(wanted, 3));
+    Py_XDECREF(one);
+    Py_XDECREF(all);
+    PyErr_Clear();
+    return is_same;
+}
+
+/* other_tensors(nodes, wanted): wanted as place of a node, output, shape and type, or None -> places among the wanted of
+   those that are not, or cannot be told here. */
+PyObject *other_tensors(PyObject *module, PyObject *args) {
+    PyObject *nodes, *wanted, *left = PyList_New(0);
+    (void)module;
+    if (left == NULL || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &nodes, &PyList_Type, &wanted)) return NULL;
+    if (words.dtype == NULL) {
+        words.metadata = PyUnicode_InternFromString("_input_metadata");
+        words.shape = PyUnicode_InternFromString("shape");
+        words.dtype = PyUnicode_InternFromString("dtype");
+    }
+    for (Py_ssize_t i = 0; i < PyList_Size(wanted); i++) {
+        PyObject *one = PyList_GetItem(wanted, i);
+        if (is_tensor(PyList_GetItem(nodes, PyLong_AsSsize_t(PyTuple_GetItem(one, 0))), one)) continue;
+        PyErr_Clear();
+        PyObject *place = PyLong_FromSsize_t(i);
+        if (place == NULL || PyList_Append(left, place) < 0) return NULL;
+        Py_DECREF(place);
+    }
+    return left;
+}
+
+/* same_numbers(nodes, wanted): wanted as place of a node, name of an attribute and number -> whether all are kept */
+PyObject *same_numbers(PyObject *module, PyObject *args) {
+    PyObject *nodes, *wanted;
+    int is_same = 1;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &nodes, &PyList_Type, &wanted)) return NULL;
+    for (Py_ssize_t i = 0; is_same && i < PyList_Size(wanted); i++) {
+        PyObject *one = PyList_GetItem(wanted, i), *node = PyList_GetItem(nodes, PyLong_AsSsize_t(PyTuple_GetItem(one, 0)));
+        is_same = node != NULL && has(node, PyTuple_GetItem(one, 1), PyTuple_GetItem(one, 2));
+    }
+    PyErr_Clear();
+    return PyBool_FromLong(is_same);
 }

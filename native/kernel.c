@@ -314,9 +314,12 @@ static PyMethodDef METHODS[] = {
     {"residual_rows", residual_rows, METH_VARARGS, "either of many sub-layers, and the places of those only torch can read"},
     {"residual_gradients", (PyCFunction)(void (*)(void))residual_gradients, METH_FASTCALL,
      "packed squares and a product of gradients; or None"},
-    {"note_call", (PyCFunction)(void (*)(void))note_call, METH_FASTCALL, "whether a usual call was noted"},
+    {"hear_call", (PyCFunction)(void (*)(void))hear_call, METH_FASTCALL, "whether a usual call was noted"},
     {"hang_hooks", hang_hooks, METH_VARARGS, "hang_hooks(ears, number, on): put hooks on modules, or take them off"},
     {"place_hooks", place_hooks, METH_VARARGS, "place_hooks(placements, on): put hooks back, or take them off"},
+    {"same_calls", same_calls, METH_VARARGS, "whether the same modules were called in the same way"},
+    {"same_numbers", same_numbers, METH_VARARGS, "whether nodes keep numbers"},
+    {"other_tensors", other_tensors, METH_VARARGS, "what nodes put out that is not of a shape and type"},
     {"same_nodes", same_nodes, METH_VARARGS, "nodes of a graph of a known shape; or None"},
     {NULL, NULL, 0, NULL},
 };

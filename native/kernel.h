@@ -131,7 +131,7 @@ PyObject *residual_rows(PyObject *module, PyObject *args);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
 /* Of calls.c. */
-PyObject *note_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
+PyObject *hear_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *hang_hooks(PyObject *module, PyObject *args);
 PyObject *place_hooks(PyObject *module, PyObject *args);
 
@@ -140,6 +140,9 @@ int add_ways(PyObject *module);
 
 /* Of imprint.c. */
 PyObject *same_nodes(PyObject *module, PyObject *args);
+PyObject *same_calls(PyObject *module, PyObject *args);
+PyObject *other_tensors(PyObject *module, PyObject *args);
+PyObject *same_numbers(PyObject *module, PyObject *args);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

@@ -16,7 +16,6 @@ typedef struct {
     PyObject *owner; /* weak reference to a keelscope.paths.flow.PathFlow */
     PyObject *plan;  /* bytes: the numbers below */
     const int32_t *numbers, *places; /* all records; where that of each stream tensor begins */
-    PyObject *handles;
     Stream *streams;
     PyObject **leaving, **totals; /* by sub-layer */
     double *rows;
@@ -39,7 +38,7 @@ enum { NO_HOP, PLAIN };
 
 static PyTypeObject *passing_type;
 static struct {
-    PyObject *before, *after, *remove, *detach, *emit, *carry, *failed;
+    PyObject *before, *after, *detach, *emit, *carry, *failed;
 } words;
 
 /* ---- The gradients of one pass */
@@ -224,14 +223,13 @@ static PyObject *flow_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) 
     self->stream_count = streams;
     self->size = size;
     self->takes_sums = takes;
-    self->handles = PyList_New(0);
     self->streams = PyMem_Calloc((size_t)streams + 1, sizeof *self->streams);
     self->leaving = PyMem_Calloc((size_t)size + 1, sizeof *self->leaving);
     self->totals = PyMem_Calloc((size_t)size + 1, sizeof *self->totals);
     self->rows = PyMem_Calloc((size_t)size + 1, GRADIENT_COLUMNS * sizeof *self->rows);
     self->seen = PyMem_Calloc((size_t)size + 1, 1);
     self->is_open = 1;
-    if (self->handles != NULL && self->streams && self->leaving && self->totals && self->rows && self->seen)
+    if (self->streams != NULL && self->leaving && self->totals && self->rows && self->seen)
         return (PyObject *)self;
     self->is_open = 0;
     Py_DECREF((PyObject *)self);
@@ -255,7 +253,6 @@ static void flow_end(PyObject *object) {
     let_go(self);
     Py_XDECREF(self->owner);
     Py_XDECREF(self->plan);
-    Py_XDECREF(self->handles);
     PyMem_Free(self->streams);
     PyMem_Free(self->leaving);
     PyMem_Free(self->totals);
@@ -271,10 +268,9 @@ static int put_hook(Flow *flow, PyObject *node, const int32_t *record, int is_af
     hook->record = record;
     hook->is_after = is_after;
     PyObject *handle = PyObject_CallMethodObjArgs(node, is_after ? words.after : words.before, (PyObject *)hook, NULL);
-    const int done = handle != NULL && PyList_Append(flow->handles, handle) == 0;
-    Py_XDECREF(handle);
     Py_DECREF((PyObject *)hook);
-    return done;
+    Py_XDECREF(handle); /* hooks go with the graph, and do nothing once the flow is closed */
+    return handle != NULL;
 }
 
 /* attach(nodes, hooks): hooks are packed as node, place of its record, whether it comes after the node */
@@ -298,12 +294,6 @@ static PyObject *flow_detach(PyObject *object, PyObject *none) {
     Flow *flow = (Flow *)object;
     (void)none;
     flow->is_open = 0;
-    for (Py_ssize_t i = 0; i < PyList_Size(flow->handles); i++) {
-        PyObject *done = PyObject_CallMethodObjArgs(PyList_GetItem(flow->handles, i), words.remove, NULL);
-        if (done == NULL) return NULL;
-        Py_DECREF(done);
-    }
-    PyList_SetSlice(flow->handles, 0, PyList_Size(flow->handles), NULL);
     let_go(flow);
     Py_RETURN_NONE;
 }
@@ -329,7 +319,7 @@ static PyObject *flow_take(PyObject *object, PyObject *none) {
 
 static PyMethodDef FLOW_METHODS[] = {
     {"attach", flow_attach, METH_VARARGS, "attach(nodes, hooks): put the hooks on"},
-    {"detach", flow_detach, METH_NOARGS, "take the hooks off and let go of what has arrived"},
+    {"detach", flow_detach, METH_NOARGS, "take no more, and let go of what has arrived"},
     {"carry", flow_carry, METH_VARARGS, "carry(stream tensor, part): what shortcuts carry there; None: it is unknown"},
     {"take", flow_take, METH_NOARGS, "take() -> whether sums were taken [sub-layer], the sums [sub-layer, column]"},
     {NULL, NULL, 0, NULL},
@@ -345,7 +335,6 @@ static PyType_Spec PASSING = {"keelscope._kernel.Passing", sizeof(Passing), 0,
 int add_ways(PyObject *module) {
     words.before = PyUnicode_InternFromString("register_prehook");
     words.after = PyUnicode_InternFromString("register_hook");
-    words.remove = PyUnicode_InternFromString("remove");
     words.detach = PyUnicode_InternFromString("detach");
     words.emit = PyUnicode_InternFromString("_emit_found");
     words.carry = PyUnicode_InternFromString("_carry_along");

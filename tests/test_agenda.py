@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 import keelscope as ks
-from keelscope import kernel
+from keelscope import kernel, models
 from keelscope.agenda import Agenda, Agendas
+from keelscope.probe import resolve_probes
 from keelscope.rows import RowValues
 from keelscope_probes.outputs import OUTPUTS
 
@@ -38,8 +40,8 @@ def closed(monkeypatch):
     found = []
     close = Agenda.close
 
-    def note(self, step, sheet):
-        row = close(self, step, sheet)
+    def note(self, *seen):
+        row = close(self, *seen)
         found.append(row is not None)
         return row
 
@@ -80,6 +82,33 @@ def test_a_step_that_is_not_ordinary_is_looked_at(closed, monkeypatch):
     assert not any(closed[8:])
     for key in set(runs["in full"].keys()) - {"scalars/watch_ms", "scalars/wall_time"}:
         np.testing.assert_array_equal(runs["by agenda"][key].values, runs["in full"][key].values, err_msg=key)
+
+
+@compiled
+def test_rows_of_sublayers_close_by_it(closed, monkeypatch):
+    runs = {}
+    for how in ("by agenda", "in full"):
+        if how == "in full":
+            monkeypatch.setattr(Agenda, "learn", lambda _, __: None)
+        torch.manual_seed(0)
+        model = models.build("pre_ln", depth=4, width=8, heads=2, vocabulary=8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        probes = [replace(probe, every=1) for probe in resolve_probes("sublayers,parameter_gradients")]
+        with ks.watch(model, optimizer=optimizer, probes=probes) as session:
+            for step in range(8):
+                optimizer.zero_grad()
+                with torch.no_grad() if step == 5 else torch.enable_grad():
+                    output = model(torch.arange(6)[None] % 8)
+                if step != 5:
+                    output.square().mean().backward()
+                optimizer.step()
+        runs[how] = session.run
+    assert closed[:8] == [False, False, True, True, True, False, True, True]
+    assert not any(closed[8:])
+    for key in set(runs["in full"].keys()) - {"scalars/watch_ms", "scalars/wall_time"}:
+        np.testing.assert_array_equal(runs["by agenda"][key].values, runs["in full"][key].values, err_msg=key)
+    known = np.isfinite(runs["by agenda"]["sublayers/branch_part"].values).all(axis=1)
+    assert known.tolist() == [step != 5 for step in range(8)]
 
 
 @compiled

@@ -65,10 +65,11 @@ def test_gradients():
 
 def noted(model: nn.Module, x: torch.Tensor) -> Listener:
     listener = Listener(keep=True)
+    listener.limit(9, frozenset())
 
     def after(path: str):
         def ended(module: nn.Module, args: object, output: object) -> None:
-            if not listener.note(path, module, args, output):
+            if not listener.hear(path, module, args, ({}, output)):
                 listener.after(path, module, (args, {}), output)
 
         return ended

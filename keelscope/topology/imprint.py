@@ -7,6 +7,7 @@ parameters behind it, and those sizes, types and numbers that the reading asked 
 
 from __future__ import annotations
 
+import random
 import weakref
 from collections.abc import Sequence
 
@@ -14,14 +15,15 @@ import numpy as np
 import torch
 from torch.autograd.graph import Node
 
-from keelscope import kernel
+from keelscope import kernel, kernel_calls
 from keelscope.topology.graph import Graph, Key, dtype_of
 from keelscope.topology.listener import Listener
-from keelscope.unwinding import hang
+from keelscope.unwinding import Breaks, hang
 
 __all__ = ["Imprint"]
 
 _LEAF = "AccumulateGrad"
+_NOTHING = object()
 
 
 class Imprint:
@@ -48,10 +50,17 @@ class Imprint:
         self._data = [i for i, parameter in self._leaves.items() if parameter is None]
         self._packed = self._pack()
         self._wanted: list[tuple[int, int, object, torch.dtype | None]] = []
+        self._told: list[tuple[object, ...]] = []
+        """The same for the compiled kernel, which is not asked for shapes that autograd does not keep."""
+        self._unkept: list[int] = []
+        self._kept: list[tuple[int, str, object]] = []
+        self._sizes = (0, 0, 0)
         self._asked = graph.shapes, graph.dtypes, graph.numbers
         taken = {key[0] for keys in graph.inputs for key in keys if key is not None}
         self._tops = [i for i in range(len(graph.nodes)) if i not in taken]
-        self._chain = [i for i in range(len(graph.nodes)) if i in taken and graph.inputs[i]]
+        chain = [i for i in range(len(graph.nodes)) if i in taken and graph.inputs[i]]
+        self._chain = sorted(random.Random(0).sample(chain, -(-len(chain) // Breaks.distance)))
+        """Some nodes on every long way: where they are held, freeing what is above them ends."""
 
     def nodes_of(self, listener: Listener) -> list[Node] | None:
         """The nodes of another graph of this shape.
@@ -63,9 +72,7 @@ class Imprint:
             Its nodes in the same order; None if it has another shape.
         """
         origin = _origin(listener)
-        if _calls(listener, origin) != self._calls or listener.slots != self._slots:
-            return None
-        if any(known() is not call[1] for known, call in zip(self._modules, listener.rows, strict=True)):
+        if listener.slots != self._slots or not self._is_called(listener, origin):
             return None
         walk = self._walked_natively if kernel.is_compiled() else self._walked
         nodes = walk(listener.nodes, origin)
@@ -73,6 +80,15 @@ class Imprint:
             return None
         hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
         return nodes
+
+    def _is_called(self, listener: Listener, origin: int) -> bool:
+        """Whether the same modules were called in the same way."""
+        found = kernel_calls.same_calls(listener.rows, self._calls, self._modules, origin)
+        if found is not None:
+            return found
+        if _calls(listener, origin) != self._calls:
+            return False
+        return all(known() is call[1] for known, call in zip(self._modules, listener.rows, strict=True))
 
     def _pack(self) -> tuple[object, ...]:
         """The same for the compiled kernel."""
@@ -90,7 +106,7 @@ class Imprint:
         )
 
     def _walked_natively(self, starts: list[Node], origin: int) -> list[Node] | None:
-        return kernel.same_nodes(starts, self._packed, origin)
+        return kernel_calls.same_nodes(starts, self._packed, origin)
 
     def _walked(self, starts: Sequence[Node], origin: int) -> list[Node] | None:
         """Every node, from the output side."""
@@ -127,16 +143,21 @@ class Imprint:
             return _is_same_leaf(self._leaves[index], node)
         return node._sequence_nr() - origin == self._numbers[index]
 
-    def _answers(self, nodes: Sequence[Node]) -> bool:
+    def _answers(self, nodes: list[Node]) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
-        if len(self._wanted) < len(shapes.keys() | dtypes.keys()):
-            nothing = object()
+        sizes = len(shapes), len(dtypes), len(numbers)
+        if sizes != self._sizes:
+            self._sizes = sizes
             keys = [*shapes, *(key for key in dtypes if key not in shapes)]
-            self._wanted = [(*key, shapes.get(key, nothing), dtypes.get(key)) for key in keys]
-        return all(getattr(nodes[i], attribute, None) == number for (i, attribute), number in numbers.items()) and all(
-            _is_tensor(nodes[i], output, shape, dtype) for i, output, shape, dtype in self._wanted
-        )
+            self._wanted = [(*key, shapes.get(key, _NOTHING), dtypes.get(key)) for key in keys]
+            told = [(*key, None if shape is _NOTHING else shape, dtype) for *key, shape, dtype in self._wanted]
+            self._told, self._unkept = told, [i for i, one in enumerate(self._wanted) if one[2] is None]
+            self._kept = [(*place, number) for place, number in numbers.items()]
+        if not kernel_calls.same_numbers(nodes, self._kept):
+            return False
+        unsure = {*kernel_calls.other_tensors(nodes, self._told), *self._unkept}
+        return all(_is_tensor(nodes[self._wanted[i][0]], *self._wanted[i][1:]) for i in unsure)
 
 
 def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None) -> bool:
@@ -144,7 +165,7 @@ def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None
     metadata = getattr(node, "_input_metadata", ())
     try:
         found = metadata[output]
-        is_shape = type(shape) is object or tuple(found.shape) == shape
+        is_shape = shape is _NOTHING or tuple(found.shape) == shape
     except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
         return shape is None and dtype in {None, dtype_of(node, output)}
     return is_shape and (dtype is None or found.dtype == dtype)

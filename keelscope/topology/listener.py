@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
-from keelscope import kernel
+from keelscope import kernel_calls
 from keelscope.entries import is_measurable
 from keelscope.leaves import floating_leaves
 from keelscope.sites import is_norm
@@ -58,8 +58,11 @@ class Listener:
         self.rows: list[tuple[str, nn.Module, tuple[int, int], int, int, int]] = []
         """The fields of a `SeenCall` for each call, in the order in which they ended."""
         self.most = sys.maxsize
-        """Calls that `note` takes at most."""
-        self._noter = kernel.call_noter() if keep else None
+        """Calls that `hear` takes at most."""
+        self.hear: Callable[..., int] = _leave
+        """Takes a path and what a hook gets before or after the call, if the compiled kernel can: tensors in, one
+        tensor with a gradient out. Gives 0 where `before` or `after` is to be called, 2 where a call was noted and
+        `is_inside` is False, 1 where nothing is left to do."""
         self.nodes: list[Node] = []
         """The node of each tensor with a gradient that a call gave or took."""
         self.slots: list[int] = []
@@ -67,6 +70,10 @@ class Listener:
         self._tensors: list[Tensor] = []
         self._versions: list[int] = []
         self._open: list[tuple[str, int]] = []
+        self._floor: list[int] = [-1, False]
+        """How many open calls are around the first call of a forward, -1 before that has ended; and `is_early`."""
+        self.wrappers: frozenset[str] = frozenset()
+        """Paths of modules that are no more than a frame around others: what these give is looked at too."""
         self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
         """First outputs of modules that are called gates: node, which of its outputs, the tensor and its version."""
         self.without_gradient: dict[str, None] = {}
@@ -77,31 +84,45 @@ class Listener:
         """In the order in which they ended."""
         return map(SeenCall._make, self.rows)
 
+    def limit(self, most: int, wrappers: frozenset[str]) -> None:
+        """Get ready for the calls of a model.
+
+        Args:
+            most: how many are taken at most.
+            wrappers: see there.
+        """
+        self.most, self.wrappers = most, wrappers
+        if self.keeps:
+            lists = self.rows, self.nodes, self.slots, self._tensors, self._versions
+            self.hear = (
+                kernel_calls.hearing(_sequence_number, self._open, *lists, self._floor, wrappers, most) or _leave
+            )
+
+    @property
+    def is_early(self) -> bool:
+        """Whether the step is yet to begin: only the latest forward is kept, which may be the one that begins it."""
+        return bool(self._floor[1])
+
+    @is_early.setter
+    def is_early(self, is_early: bool) -> None:
+        self._floor[1] = is_early
+
     @property
     def is_inside(self) -> bool:
-        """Whether a module is running."""
-        return bool(self._open)
+        """Whether a module is running, but for those around the first call of a forward, and wrappers."""
+        inner = self._open[max(self._floor[0], 0) :]
+        return any(path not in self.wrappers for path, _ in inner)
 
     def before(self, path: str) -> None:
         """A module starts."""
-        self._open.append((path, _sequence_number()))
-
-    def note(self, path: str, module: nn.Module, args: object, output: object) -> bool:
-        """A module has ended, if the compiled kernel can take it: tensors in, one tensor with a gradient out.
-
-        Args:
-            path: its path.
-            module: the module; whether it is called a gate does not matter.
-            args: its arguments, all of them.
-            output: what it returned.
-
-        Returns:
-            Whether it was noted; if not, `after` is to be called.
-        """
-        if self._noter is None or len(self.rows) >= self.most:
-            return False
-        lists = self._open, self.rows, self.nodes, self.slots, self._tensors, self._versions
-        return self._noter(path, module, args, output, _sequence_number, *lists)
+        running = self._open
+        if not running or any(path == other for other, _ in running):  # a forward that raised has left its calls open
+            self._floor[0] = -1
+            if self.is_early:
+                for noted in (running, self.rows, self.nodes, self.slots, self._tensors, self._versions):
+                    noted.clear()
+                self.gate_like.clear()
+        running.append((path, _sequence_number()))
 
     def after(self, path: str, module: nn.Module, inputs: object, output: object) -> bool:
         """A module has ended.
@@ -116,6 +137,8 @@ class Listener:
             Whether no other module is running.
         """
         start = self._opened(path)
+        if self._floor[0] < 0:
+            self._floor[0] = len(self._open)
         first = len(self.nodes)
         self._note(output, leaves=False)
         middle = len(self.nodes)
@@ -132,7 +155,7 @@ class Listener:
 
     def _opened(self, path: str) -> int:
         """When the latest call of a module that has not ended began; -1 if its beginning was not seen."""
-        while self._open:
+        while any(path == other for other, _ in self._open):
             opened, number = self._open.pop()
             if opened == path:
                 return number
@@ -208,6 +231,11 @@ class Listener:
         """A kept tensor, detached, unless something was written into it since."""
         tensor = self._tensors[position]
         return tensor.detach() if tensor._version == self._versions[position] else None
+
+
+def _leave(*_: object) -> int:
+    """Without the compiled kernel."""
+    return 0
 
 
 def _plain(inputs: object) -> tuple[object, ...]:

@@ -7,7 +7,7 @@ anew each time are tensors and weights. Where something depends on more, nothing
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +19,7 @@ from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGraph, Places
 from keelscope.topology.recipes import kept
 from keelscope.topology.records import Topology
+from keelscope.topology.terms import Factor
 
 __all__ = ["Memory"]
 
@@ -34,11 +35,13 @@ class _Reading:
     imprint: Imprint
     positions: dict[Key, int]
     """Of the tensors that recipes take, among those that the listener has."""
+    factors: tuple[Factor, ...]
+    """The weights that recipes take."""
 
     def again(self, listener: Listener) -> LiveGraph | None:
         """The same places in another graph; None if it has another shape, or something is not there this time."""
         nodes = self.imprint.nodes_of(listener)
-        if nodes is None or not _are_kept(nodes, self.places):
+        if nodes is None or not _are_kept(nodes, self.factors):
             return None
         tensors: dict[Key, Tensor] = {}
         for key, position in self.positions.items():
@@ -79,17 +82,19 @@ class Memory:
             topology: what was read.
             live: the same as places.
         """
-        if any(start < 0 for _, _, (start, _), *_ in listener.rows) or not _are_kept(live.nodes, live.places):
+        recipes = [recipe for recipe in live.places.recipes if recipe is not None]
+        factors = tuple(factor for recipe in recipes for factor in recipe.factors())
+        if any(start < 0 for _, _, (start, _), *_ in listener.rows) or not _are_kept(live.nodes, factors):
             return
-        wanted = {key for recipe in live.places.recipes if recipe is not None for key in recipe.keys}
+        wanted = {key for recipe in recipes for key in recipe.keys}
         positions: dict[Key, int] = {}
         for position, key in enumerate(listener.keys(graph)):
             if key is not None and key in wanted & live.tensors.keys():
                 positions.setdefault(key, position)
-        self._known = [_Reading(topology, live.places, Imprint(graph, listener), positions), *self._known][:_MOST]
+        reading = _Reading(topology, live.places, Imprint(graph, listener), positions, factors)
+        self._known = [reading, *self._known][:_MOST]
 
 
-def _are_kept(nodes: Sequence[Node], places: Places) -> bool:
+def _are_kept(nodes: Sequence[Node], factors: Iterable[Factor]) -> bool:
     """Whether all weights are plain numbers, or kept by their nodes."""
-    recipes = (recipe for recipe in places.recipes if recipe is not None)
-    return all(kept(nodes, factor) is not None for recipe in recipes for factor in recipe.factors())
+    return all(kept(nodes, factor) is not None for factor in factors)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +25,7 @@ Weigh = Callable[[Factor], Tensor | float | None]
 _WHOLE: tuple[tuple[Factor, ...], ...] = ((),)
 
 
-@dataclass(frozen=True, slots=True)
-class Operands:
+class Operands(NamedTuple):
     """What meets in a residual sum, detached."""
 
     stream: Tensor
