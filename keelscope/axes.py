@@ -46,9 +46,12 @@ def lay_axes(
     attending = {call.site for call in step.calls if call.attention}
     order = AxisOrder(plan, [call.site for call in step.calls], found, attending)
     groups = by_group(probes)
-    axes = {group: order.of(plan, several) for group, several in groups.items()}
+    gone = _gone(plan)
+    axes = {
+        group: _without(order.of(plan, several), gone.get(several[0].tap.axis)) for group, several in groups.items()
+    }
     left_out = quiet(groups, order.modules.size)
-    axes |= {group: axes[group][[i not in sites for i in axes[group]]] for group, sites in left_out.items()}
+    axes |= {group: _without(axes[group], sites) for group, sites in left_out.items()}
     empty = {
         group
         for group, several in groups.items()
@@ -59,6 +62,20 @@ def lay_axes(
     kept = tuple(probe for probe in probes if group_of(probe) not in empty and _can_record(probe, ranks))
     names = {group_of(probe) for probe in kept}
     return {group: axis for group, axis in axes.items() if group in names}, kept
+
+
+def _without(axis: NDArray[np.intp], sites: Container[int] | None) -> NDArray[np.intp]:
+    return axis if sites is None else axis[[i not in sites for i in axis]]
+
+
+def _gone(plan: SitePlan) -> dict[Axis, Container[int]]:
+    """What was taken out of the model between the call of `watch` and the first recorded step."""
+    held = {id(module) for _, module in plan.everything}
+    modules = {i for i, watched in enumerate(plan.modules) if id(watched.module) not in held}
+    return {
+        Axis.MODULE: modules,
+        Axis.PARAMETER: {i for i, watched in enumerate(plan.parameters) if id(watched.owner) not in held},
+    }
 
 
 def longer(axes: Axes, plan: SitePlan, probes: Sequence[Probe], modules: int, parameters: int) -> Axes:

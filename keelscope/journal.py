@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from keelscope.coverage import Coverage
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
 from keelscope.layout import fitted, wider
 from keelscope.store.destination import check_exists, expected, is_left
@@ -38,6 +39,7 @@ STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 Values = Mapping[str, Mapping[str, NDArray[np.float64]]]
 _Pending = tuple[Values, Mapping[str, NDArray[np.bool_]], Mapping[str, Later]]
 _NOTHING: _Pending = ({}, {}, {})
+_NO_ROOM = "It came when the run had been given new places as often as a run file allows: nothing of it is recorded."
 
 
 class Journal:
@@ -162,6 +164,25 @@ class Journal:
         """The model has changed: what is written from now on may have more sites."""
         self._write(self._due)
         self._stale = self._writer is not None
+
+    def told(self, coverage: Coverage) -> Coverage:
+        """What was observed, and what is not recorded since it came when the run had no more room for new places.
+
+        Args:
+            coverage: what was observed, recorded or not.
+
+        Returns:
+            The same entries, some of them with another status.
+        """
+        if not self._full:
+            return coverage
+        placed = {(entry.path, entry.what) for entry in self._drawn.coverage}
+        return Coverage(
+            replace(entry, status="not_observed", reason=_NO_ROOM)
+            if entry.status == "observed" and (entry.path, entry.what) not in placed
+            else entry
+            for entry in coverage
+        )
 
     def close(self, coverage: Sequence[CoverageEntry] = ()) -> None:
         """Write what is pending, and what all rows have shown of each module and parameter, and close the file."""

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from keelscope import kernel
 
 if TYPE_CHECKING:
@@ -118,24 +116,16 @@ def hang_hooks(ears: list[Any], number: int, *, on: bool) -> bool:
     return True
 
 
-def place_hooks(placements: list[Any], *, on: bool) -> None:
-    """Put hooks back after modules, or take them off.
+def place_hooks(placements: list[Any], *, on: bool) -> list[Any]:
+    """Put hooks back after modules that have no others, or take them off.
 
     Args:
         placements: each a `keelscope.placements.Placement`; those whose module is gone are left out.
         on: whether to put them back.
+
+    Returns:
+        Those whose module has other hooks too: nothing was done, since their order matters. All of them without the
+        compiled kernel.
     """
-    if kernel._native is not None:
-        kernel._native.place_hooks(placements, on)
-        return
-    for reference, number, hook in placements:
-        module = reference()
-        for hooks, value in () if module is None else _after(module, hook):
-            if on:
-                hooks[number] = value
-            else:
-                hooks.pop(number, None)
-
-
-def _after(module: nn.Module, hook: object) -> tuple[tuple[dict[int, Any], object], ...]:
-    return (module._forward_hooks, hook), (module._forward_hooks_with_kwargs, True)
+    left: list[Any] = placements if kernel._native is None else kernel._native.place_hooks(placements, on)
+    return left

@@ -24,6 +24,30 @@ class Placement(NamedTuple):
     module: weakref.ref[nn.Module]
     number: int
     hook: ForwardHook
+    earlier: set[int]
+    """Numbers of hooks that were called before it when it was last taken off."""
+
+    def put_back(self) -> None:
+        """Put it where it was: behind those that came before it, before those that came later."""
+        module = self.module()
+        if module is not None:
+            hooks = module._forward_hooks
+            others = [number for number in hooks if number != self.number]
+            before = [i for i, number in enumerate(others) if number < self.number or number in self.earlier]
+            hooks[self.number] = self.hook
+            module._forward_hooks_with_kwargs[self.number] = True
+            for number in others[before[-1] + 1 if before else 0 :]:
+                hooks[number] = hooks.pop(number)
+
+    def take_off(self) -> None:
+        """Take it off, and remember where it was."""
+        module = self.module()
+        if module is not None and self.number in module._forward_hooks:
+            numbers = list(module._forward_hooks)
+            self.earlier.clear()
+            self.earlier.update(numbers[: numbers.index(self.number)])
+            del module._forward_hooks[self.number]
+            module._forward_hooks_with_kwargs.pop(self.number, None)
 
 
 class Placements:
@@ -47,9 +71,9 @@ class Placements:
         """
         if site not in self._known:
             number = module.register_forward_hook(hook, with_kwargs=True).id
-            self._known[site] = Placement(weakref.ref(module), number, hook)
+            self._known[site] = Placement(weakref.ref(module), number, hook, set())
         else:
-            kernel_calls.place_hooks([self._known[site]], on=True)
+            _place([self._known[site]], on=True)
         if alone:
             self._alone[site] = self._known[site]
 
@@ -59,20 +83,28 @@ class Placements:
         Returns:
             The sites that it was done for.
         """
-        kernel_calls.place_hooks(list(self._alone.values()), on=True)
+        _place(list(self._alone.values()), on=True)
         return self._alone.keys()
 
     def take(self, site: int) -> None:
         """Take a hook off, wherever it is."""
         if site in self._known:
-            kernel_calls.place_hooks([self._known[site]], on=False)
+            _place([self._known[site]], on=False)
 
     def take_all(self) -> None:
         """Take all of them off."""
-        kernel_calls.place_hooks(list(self._known.values()), on=False)
+        _place(list(self._known.values()), on=False)
 
     def forget(self, site: int) -> None:
         """Take a hook off for good."""
         self.take(site)
         self._known.pop(site, None)
         self._alone.pop(site, None)
+
+
+def _place(placements: list[Placement], *, on: bool) -> None:
+    for placement in kernel_calls.place_hooks(placements, on=on):
+        if on:
+            placement.put_back()
+        else:
+            placement.take_off()

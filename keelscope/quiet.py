@@ -20,10 +20,10 @@ __all__ = ["leave_out_quiet"]
 
 
 def leave_out_quiet(
-    groups: Mapping[str, Sequence[Probe]],
     duties: Duties,
     step: StepRecord,
     fetched: Fetched,
+    groups: Mapping[str, Sequence[Probe]],
     sites: int,
     *,
     seen_only: bool,
@@ -31,10 +31,10 @@ def leave_out_quiet(
     """Take probes off the sites that are not worth it.
 
     Args:
-        groups: probes by group.
         duties: where they look at modules.
         step: the first recorded step.
         fetched: its terms.
+        groups: probes by group.
         sites: number of modules.
         seen_only: keep sites that were not seen, since other ranks may see them.
 

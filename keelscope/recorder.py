@@ -1,13 +1,12 @@
 """One model under observation: hooks on and off, and the values of the step that just ended.
 
-`keelscope.session` decides when a row opens and closes; this module knows how to observe and nothing about steps, files
-or optimizers' progress.
+`keelscope.session` decides when a row opens and closes; this module knows nothing of steps, files or optimizers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.changes import Tree, left, merged
 from keelscope.compiled import Eager
 from keelscope.containment import contained
-from keelscope.coverage import coverage_table
+from keelscope.coverage import Coverage, coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
@@ -40,7 +39,7 @@ from keelscope.residuals import ResidualHooks
 from keelscope.rows import RowValues, module_calls, parameter_calls, total_norm
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
-from keelscope.store.schema import CoverageEntry, RunLayout, Site
+from keelscope.store.schema import RunLayout, Site
 from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveOutput, Topology
 
@@ -101,6 +100,7 @@ class Recorder:
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._scale, self._sightings, self._eager = LossScale(), Sightings(), Eager(model)
         self._recorded = self._grown = 0
+        self._is_ahead = False  # the row is open, and its forward has not begun: the model may still change
         self._agenda: Agenda | None = None
         self._agendas = Agendas(self.probes)
         self._leading = next(iter(optimizers), None)
@@ -109,8 +109,8 @@ class Recorder:
 
     def open(self) -> None:
         """Start observing a step; the hooks may still be on from the one before."""
-        if self._recorded and not self._sharded and self._tree.changed(self._paths[""]):
-            self._grow()
+        self._follow()
+        self._is_ahead = True
         self.current, self.following = self.following, StepRecord()
         agenda = self._agendas.at(self._recorded)
         if agenda is not self._agenda:
@@ -126,11 +126,17 @@ class Recorder:
         if not self._recorded or self.residuals.is_due:
             self.look.listen(self.plan.everything, keep=self.residuals.is_due)
 
+    def _follow(self) -> bool:
+        """Whether the model has changed; then what it consists of now is watched."""
+        if self._sharded or not self._tree.changed(self._paths[""]):
+            return False
+        if not any(map(is_sharded, self._paths.values())):  # fully_shard, since, puts other parameters in place often
+            self._grow()
+        return True
+
     @contained
     def _grow(self) -> None:
         """The model has changed: watch what it consists of now, and give what is new a place."""
-        if any(map(is_sharded, self._paths.values())):
-            return  # fully_shard, since; it puts other parameters in place all the time
         self._grown += 1
         self._agenda, self._agendas = None, Agendas(self.probes)
         old, self.plan = self.plan, merged(self.plan, self._draw())
@@ -144,7 +150,8 @@ class Recorder:
         self.parameters = self._over_parameters()
         self.ranks = survey(self.plan)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
-        self.axes = longer(self.axes, self.plan, self.probes, len(old.modules), len(old.parameters))
+        if self.axes:
+            self.axes = longer(self.axes, self.plan, self.probes, len(old.modules), len(old.parameters))
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
         self.on_growth()
 
@@ -171,12 +178,9 @@ class Recorder:
 
     def pause(self) -> None:
         """Take every hook off the model."""
-        self.look.stop()
-        self.residuals.end()
-        self.gates.end()
-        for hooks in (self.modules, self.gates.modules, self.parameters):
-            hooks.detach()
-        self._eager.end()
+        ends = self.look.stop, self.residuals.end, self.gates.end
+        for end in (*ends, self.modules.detach, self.gates.modules.detach, self.parameters.detach, self._eager.end):
+            end()
 
     def before_step(self, optimizer: Optimizer, *, closure: bool) -> None:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
@@ -232,18 +236,16 @@ class Recorder:
         self.gates.measure(step.board)
         fetched = step.board.fetch()
         if not self.axes:
-            if not step.has_calls and self._eager.is_late(self.plan.everything[0][1]):
+            if not step.has_calls and self._eager.is_late(self._paths[""]):
                 late = dict.fromkeys(range(len(self.plan.modules)), "inside a model compiled after watch() began")
                 self.modules.lost = late | self.modules.lost
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self._lay_axes(step, fetched)
         due = [probe for probe in self.probes if self.parameters.every(probe)]
-        closing = ClosingRow(
-            *(step, sheet, fetched, factor, self._scale, self.ranks, self.plan),
-            *((self.residuals, self.gates, self.look.topology), self.axes, self.extents),
-            is_first=not self._recorded,
-        )
+        observed = self._scale, self.ranks, self.plan, (self.residuals, self.gates, self.look.topology)
+        laid = self.axes, self.extents
+        closing = ClosingRow(step, sheet, fetched, factor, *observed, *laid, is_first=not self._recorded)
         row = closing.finish(due, self, at_once=self._keep_calls)
         if self._keep_calls:
             modules, parameters = ([w.site.path for w in s] for s in (self.plan.modules, self.plan.parameters))
@@ -255,10 +257,7 @@ class Recorder:
 
     def _lay_axes(self, step: StepRecord, fetched: Fetched) -> None:
         """Decide the site axis of every group that has sites, and let go of the probes of others."""
-
-        def quiet(groups: Mapping[str, list[Probe]], length: int) -> Mapping[str, Container[int]]:
-            return leave_out_quiet(groups, self.modules.duties, step, fetched, length, seen_only=self.ranks.size > 1)
-
+        quiet = partial(leave_out_quiet, self.modules.duties, step, fetched, seen_only=self.ranks.size > 1)
         found = {axis: len(sites) for axis, sites in self._found_sites().items()}
         self.axes, self.probes = lay_axes(self.plan, self.probes, step, found, self.ranks, quiet)
         self._agenda, self._agendas = None, Agendas(self.probes)
@@ -271,22 +270,20 @@ class Recorder:
         self.gates.observe(topology, live, self.current.board)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
 
-    def coverage(self) -> tuple[CoverageEntry, ...]:
+    def coverage(self) -> Coverage:
         """What the recorded steps have shown of every module and parameter."""
-        taps = {probe.tap for probe in self.probes}
-        lost, refused, unsummed = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
+        missing = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
         sheet = Sheet(self.current, self.modules.duties.watched_by)
         noted = self._sightings.with_open(self.plan, self.current, sheet, self.parameters.hooked)
-        seen = noted.seen(self.plan, taps, lost, refused, unsummed)
+        seen = noted.seen(self.plan, {probe.tap for probe in self.probes}, *missing)
         return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 
     def release(self) -> None:
         """Let go of the model."""
         self.plan = SitePlan((), (), (), self.plan.stacks)
-        self.residuals = ResidualHooks({}, ())
+        self.residuals, self._sharded = ResidualHooks({}, ()), ()
         self._tree, self._paths, self._draw = Tree(nn.Identity()), {}, partial(plan_sites, nn.Identity())
         self.gates.release()
-        self._sharded = ()
         self.current, self.following = StepRecord(), StepRecord()
         self.parameters.begin(self.current)
 
@@ -302,10 +299,8 @@ class Recorder:
             The layout.
         """
         self.plan = relabelled(self.plan, model)
-        found = self._found_sites()
-        layout = draw_layout(
-            model, self.plan, self.probes, self.axes, found, title=title, config=config, ranks=self.ranks
-        )
+        shape = self.plan, self.probes, self.axes, self._found_sites()
+        layout = draw_layout(model, *shape, title=title, config=config, ranks=self.ranks)
         layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
@@ -322,8 +317,8 @@ class Recorder:
         """
         found = {} if self._leading is None else {"lr": float(self._rate)}
         found |= self._scale.logged
-        norms = [total_norm(row, probe) for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
-        known = [norm for norm in norms if norm is not None]
+        probes = [probe for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
+        known = [norm for probe in probes if (norm := total_norm(row, probe)) is not None]
         if known and self.ranks.reduce in {"", "replica"}:
             found["grad_norm_total"] = known[0]
         return found
@@ -342,8 +337,14 @@ class Recorder:
         self.gates.snapshot()
 
     def _record_for(self, grad_enabled: bool | None) -> StepRecord:
+        was_ahead = self._is_ahead
         if grad_enabled is not None and not self.admits(grad_enabled):
             return self.following
+        if grad_enabled and self._is_ahead:
+            if was_ahead and self._follow():
+                self.pause()
+                self.open()
+            self._is_ahead = False
         if grad_enabled and not self.current.has_calls and not self.parameters.is_complete:
             self.parameters.attach()  # again, for parameters unfrozen since the step began
         return self.current

@@ -143,7 +143,7 @@ class Watch:
     @property
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What was observed on the recorded steps and what was not, with the reason."""
-        return self._coverage if self._closed else self._recorder.coverage()
+        return self._coverage if self._closed else self._journal.told(self._recorder.coverage())
 
     @property
     def path(self) -> Path | None:
@@ -230,7 +230,7 @@ class Watch:
         finally:
             self._closed = True
             self._leave()
-            self._coverage = self._recorder.coverage()
+            self._coverage = self._journal.told(self._recorder.coverage())
             self._clock.close()
             self._recorder.pause()
             self._recorder.admits = _admits_nothing

@@ -205,26 +205,43 @@ PyObject *hang_hooks(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-/* One placement, a tuple (weak reference to a module, number, hook); 0, or -1 with an exception. */
+/* Whether a module has other hooks than the one that is to come or to go. */
+static int has_company(PyObject *module, int on) {
+    PyObject *hooks = PyObject_GetAttr(module, words.after);
+    const Py_ssize_t others = hooks == NULL ? -1 : PyDict_Size(hooks) - !on;
+    Py_XDECREF(hooks);
+    return others < 0 && PyErr_Occurred() ? -1 : others > 0;
+}
+
+/* One placement, a tuple (weak reference to a module, number, hook); 0, 1 if the order is left to Python, or -1 with an
+   exception. */
 static int place(PyObject *placement, int on) {
     PyObject *module = PyWeakref_GetObject(PyTuple_GetItem(placement, 0));
     PyObject *number = PyTuple_GetItem(placement, 1), *hook = PyTuple_GetItem(placement, 2);
     if (module == NULL || number == NULL || hook == NULL) return -1;
     if (module == Py_None) return 0;
     Py_INCREF(module);
-    const int failed = set(module, words.after, number, on ? hook : NULL) < 0 ||
-                       set(module, words.with_kwargs, number, on ? Py_True : NULL) < 0;
+    int found = has_company(module, on);
+    if (found == 0 && (set(module, words.after, number, on ? hook : NULL) < 0 ||
+                       set(module, words.with_kwargs, number, on ? Py_True : NULL) < 0))
+        found = -1;
     Py_DECREF(module);
-    return failed ? -1 : 0;
+    return found;
 }
 
-/* place_hooks(placements, on): see keelscope.placements */
+/* place_hooks(placements, on) -> those that are left to Python; see keelscope.placements */
 PyObject *place_hooks(PyObject *module, PyObject *args) {
-    PyObject *list;
-    int on, failed = 0;
+    PyObject *list, *left;
+    int on, found = 0;
     (void)module;
     if (!get_ready() || !PyArg_ParseTuple(args, "O!p", &PyList_Type, &list, &on)) return NULL;
-    for (Py_ssize_t i = 0; !failed && i < PyList_Size(list); i++) failed = place(PyList_GetItem(list, i), on) < 0;
-    if (failed) return NULL;
-    Py_RETURN_NONE;
+    if ((left = PyList_New(0)) == NULL) return NULL;
+    for (Py_ssize_t i = 0; found >= 0 && i < PyList_Size(list); i++) {
+        PyObject *placement = PyList_GetItem(list, i);
+        found = place(placement, on);
+        if (found > 0) found = PyList_Append(left, placement);
+    }
+    if (found >= 0) return left;
+    Py_DECREF(left);
+    return NULL;
 }

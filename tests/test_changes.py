@@ -133,18 +133,38 @@ def check(run, truth, every, of_change=()):
             assert got == pytest.approx({path: wanted[path] for path in got}, rel=1e-5)
 
 
+@pytest.mark.parametrize("at", [0, 3, 4])
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("change", [swap_head, swap_like_for_like, adapt, call_extra, remove_extra])
-def test_numbers_are_right_before_and_after(change, every):
+def test_numbers_are_right_before_and_after(change, every, at):
     torch.manual_seed(0)
     net = Net()
-    watch, truth = train(net, 8, change, every=every)
-    check(watch.run, truth, every, of_change=(3,))
+    watch, truth = train(net, 8, change, at, every=every)
+    check(watch.run, truth, every, of_change=(at,))
     status = {(entry.path, entry.what): entry.status for entry in watch.coverage}
     for path in truth[-1][0]:
         assert status[path, "parameter"] == "observed"
     for path in truth[-1][1]:
         assert status[path, "module"] == "observed"
+
+
+@pytest.mark.parametrize("at", [0, 3, 4])
+@pytest.mark.parametrize("every", [1, 2, 3])
+@pytest.mark.parametrize("change", ["exchange", "take out", "take out the last", "put in"])
+def test_blocks_that_move_take_their_numbers_along(change, every, at):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
+
+    def rearrange(net):
+        if change == "exchange":
+            net[1], net[3] = net[3], net[1]
+        elif change == "put in":
+            net.insert(2, nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+        else:
+            del net[-1 if change == "take out the last" else 1]
+
+    watch, truth = train(net, 10, rearrange, at, every=every)
+    check(watch.run, truth, every)
 
 
 def test_a_path_keeps_its_column():

@@ -41,19 +41,45 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 @pytest.mark.usefixtures("compiled")
 class TestPlacements:
-    def test_a_hook_goes_back_behind_those_that_came_meanwhile(self):
+    def test_a_hook_goes_back_to_its_place_among_others(self):
         called = []
+
+        def says(name):
+            return lambda *_: called.append(name)
+
         layer, placements = nn.Linear(2, 2), Placements()
-        placements.put(0, layer, lambda *_: called.append("ours"), alone=True)
+        layer.register_forward_hook(says("before"))
+        placements.put(0, layer, says("ours"), alone=True)
+        layer.register_forward_hook(says("after"))
+        layer.register_forward_hook(says("in front"), prepend=True)
         placements.take_all()
-        layer.register_forward_hook(lambda *_: called.append("theirs"))
-        assert set(placements.put_back()) == {0}
+        leaving = layer.register_forward_hook(says("meanwhile"))
+        for _ in range(2):
+            assert set(placements.put_back()) == {0}
+            layer(torch.ones(1, 2))
+            assert called == ["in front", "before", "ours", "after", "meanwhile"]
+            called.clear()
+            placements.take_all()
+            placements.take_all()
+            assert len(layer._forward_hooks) == 4
+            assert not layer._forward_hooks_with_kwargs
+        leaving.remove()
+        placements.put_back()
         layer(torch.ones(1, 2))
-        assert called == ["theirs", "ours"]
-        placements.take_all()
-        placements.take_all()
-        assert len(layer._forward_hooks) == 1
-        assert not layer._forward_hooks_with_kwargs
+        assert called == ["in front", "before", "ours", "after"]
+
+    @pytest.mark.parametrize("every", [1, 2])
+    def test_what_a_later_hook_makes_of_an_output_is_not_recorded(self, every):
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with ks.watch(net, optimizer=optimizer, sites="leaves", every=every) as watch:
+            net[0].register_forward_hook(lambda *call: 10 * call[2])
+            seen = []
+            net[0].register_forward_hook(lambda *call: seen.append(call[2].square().mean().sqrt().item()))
+            for _ in range(5):
+                train(net, optimizer)
+        rms = watch.run["outputs/rms"]
+        assert rms.of("0").values.ravel().tolist() == pytest.approx([x / 10 for x in seen[::every]], rel=1e-6)
 
     def test_only_hooks_that_come_alone_are_put_back_together(self):
         one, other, placements = nn.Linear(2, 2), nn.Linear(2, 2), Placements()

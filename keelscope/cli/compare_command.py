@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from keelscope.cli.measuring import is_model, measure_model, open_target
-from keelscope.cli.output import note, print_json, stdout_console
+from keelscope.cli.output import exit_if_damaged, note, print_json, stdout_console
 from keelscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def compare_targets(
     batch: Annotated[str, typer.Option(help="Batch of the models: pkg.mod:fn.")] = "",
     loss: Annotated[str, typer.Option(help="Loss of the models: auto, sum, lm, cross_entropy or pkg.mod:fn.")] = "",
     seed: Annotated[int, typer.Option(help="Seed of the weights and inputs of models.")] = 0,
-    fail_on: Annotated[str, typer.Option(help="Exit 1 if one has these headlines, rules or severities.")] = "",
+    fail_on: Annotated[str | None, typer.Option(help="Exit 1 if one has these headlines, rules or severities.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare the gradient flow of 2 to 8 runs or models, layer by layer at equal relative depth."""
@@ -57,7 +57,7 @@ def compare_targets(
         raise UsageError(f"compare takes 2 to {MOST} runs or models, not {len(named)}; use keelscope report for one.")
     if like and not any(target.startswith(SCHEME) for target in targets):
         raise UsageError("--like gives its size to reference models, and none is named; add one, such as scheme:keel.")
-    words = fail_words(fail_on, option="--fail-on") if fail_on else ()
+    words = () if fail_on is None else fail_words(fail_on, option="--fail-on")
     how: dict[str, Any] = {"seed": seed, "input": input, "batch": batch, "loss": loss}
     with ExitStack() as stack:
         reports = _like(like, targets, stack, how) if like else [_report(target, stack, how) for target in targets]
@@ -69,6 +69,7 @@ def compare_targets(
     if failed:
         note(f"--fail-on: {', '.join(failed)}.")
         raise typer.Exit(1)
+    exit_if_damaged(*(report.run for report in reports))
 
 
 def _titles(targets: Sequence[str]) -> list[str]:

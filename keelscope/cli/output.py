@@ -107,18 +107,19 @@ def invocation(program: str) -> str:
     return path.name if reached or not path.exists() else os.path.relpath(path)
 
 
-def exit_if_damaged(run: Run) -> None:
-    """Say which numbers of a run could not be read, and end as for a file that cannot be opened.
+def exit_if_damaged(*runs: Run) -> None:
+    """Say which numbers of runs could not be read, and end as for a file that cannot be opened.
 
     Args:
-        run: the run, after it was read.
+        runs: the runs, after they were read.
 
     Raises:
         Exit: with code 2, if any could not.
     """
-    for sentence in run.history.damaged:
+    sentences = [sentence for run in runs for sentence in (*run.history.problems, *run.history.damaged)]
+    for sentence in sentences:
         note(sentence)
-    if run.history.damaged:
+    if sentences:
         raise typer.Exit(_BAD_INPUT)
 
 

@@ -56,7 +56,7 @@ def report_target(
     unfold: Annotated[bool, typer.Option("--all", help="Show every layer of a long stack.")] = False,
     step: Annotated[int, typer.Option(help="Recorded step to show; -1 is the last.")] = -1,
     sites: Annotated[str, typer.Option(help="Show only layers whose path matches, e.g. 'blocks.3*'.")] = "",
-    fail_on: Annotated[str, typer.Option(help="Exit 1 on these headlines, rules or severities.")] = "",
+    fail_on: Annotated[str | None, typer.Option(help="Exit 1 on these headlines, rules or severities.")] = None,
     rules: Annotated[
         str, typer.Option(help="Rule set of the findings: default, or classic absolute limits.")
     ] = "default",
@@ -73,7 +73,7 @@ def report_target(
     from keelscope.diagnosis.fail_on import fail_words, matched
 
     chosen = _format(form, output, json=json)
-    words = fail_words(fail_on, option="--fail-on") if fail_on else ()
+    words = () if fail_on is None else fail_words(fail_on, option="--fail-on")
     judging = _judging(rules, thresholds, threshold or [])
     measured = _measured(target, step, judging, seed=seed, input=input, batch=batch, loss=loss)
     report = measured.report

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from keelscope.diagnosis.finding import Finding, Severity
 from keelscope.diagnosis.headline import WORDS
 from keelscope.diagnosis.rules import SETS, rule_name, rules_of
-from keelscope.errors import UnknownNameError
+from keelscope.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from keelscope.diagnosis.record import Diagnosis
@@ -25,10 +25,11 @@ def fail_words(fail_on: str | Sequence[str], *, option: str = "fail_on") -> tupl
         option: what the user calls it, for the message.
 
     Returns:
-        The words; empty if there are none.
+        The words.
 
     Raises:
         UnknownNameError: if a word is nothing that a report could hold.
+        UsageError: if there is none: a variable that is not set would let every run pass.
 
     Example:
         >>> fail_words("vanishing, error")
@@ -36,7 +37,9 @@ def fail_words(fail_on: str | Sequence[str], *, option: str = "fail_on") -> tupl
     """
     parts = fail_on.split(",") if isinstance(fail_on, str) else fail_on
     words = tuple(word.strip() for word in parts if word.strip())
-    known = _known() if words else []
+    if not words:
+        raise UsageError(f"{option} is empty, so that nothing could fail; give a headline, a rule or a severity.")
+    known = _known()
     for word in words:
         if word not in known:
             near = ", ".join(get_close_matches(word, known, n=3) or known)

@@ -47,6 +47,7 @@ class Report(Diagnosis):
         Raises:
             HealthError: an AssertionError with the verdict and the findings that match.
             UnknownNameError: if a word is no headline, rule or severity.
+            UsageError: if there is no word at all.
         """
         words = matched(self, fail_words(fail_on))
         if words:
