@@ -6,9 +6,10 @@ A site is a path, so that what stands at a path now takes over its column; new p
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from keelscope import kernel
 from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
@@ -87,9 +88,9 @@ def left(plan: SitePlan, grown: SitePlan) -> list[int]:
 
 
 def _gone(watched: WatchedParameter) -> WatchedParameter:
-    """A place without its parameter, which is let go of."""
-    empty = nn.Parameter(watched.parameter.detach().new_empty(0), requires_grad=False)
-    return WatchedParameter(empty, nn.Identity(), watched.site)
+    """A place without its parameter, which is let go of; nothing is asked of one that has no shape."""
+    nothing = cast(nn.Parameter, UninitializedParameter(requires_grad=False))
+    return WatchedParameter(nothing, nn.Identity(), watched.site)
 
 
 def _entries(modules: list[nn.Module]) -> bytes | _Entries:

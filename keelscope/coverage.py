@@ -98,7 +98,10 @@ def coverage_table(plan: SitePlan, seen: Seen) -> Coverage:
     latest = {watched.site.path: watched for watched in plan.parameters}  # what was replaced comes before
     held = {id(module) for module in plan.everything[0][1].modules()}
     parameters = (_parameter(watched, plan, seen, held) for watched in latest.values())
-    return Coverage([*modules, *parameters, *map(_unregistered, plan.unregistered)])
+    there = {path for path, _ in plan.everything}
+    gone = dict.fromkeys(watched.site.path for watched in plan.modules if watched.site.path not in there)
+    left = (CoverageEntry(path, "module", "not_observed", _TAKEN_OUT) for path in gone)
+    return Coverage([*modules, *left, *parameters, *map(_unregistered, plan.unregistered)])
 
 
 def _unregistered(held: Unregistered) -> CoverageEntry:

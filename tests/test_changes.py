@@ -165,6 +165,8 @@ def test_blocks_that_move_take_their_numbers_along(change, every, at):
 
     watch, truth = train(net, 10, rearrange, at, every=every)
     check(watch.run, truth, every)
+    norms, seen = watch.run["parameters/norm"].values, watch.run.observed("parameters/norm")
+    assert (np.isnan(norms) == ~seen).all(), "what went has no norm, and is not said to have one"
 
 
 def test_a_path_keeps_its_column():

@@ -182,6 +182,39 @@ def test_what_was_taken_out_of_the_model_is_not_called_frozen():
     assert "no longer part of the model" in found["1.weight"].reason
 
 
+def test_a_module_that_left_no_other_behind_is_still_listed():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+    with ks.watch(model) as watch:
+        for step in range(3):
+            if step == 1:
+                del model[-1]
+            model(torch.ones(2, 4)).sum().backward()
+            watch.step()
+    found = {entry.path: entry for entry in watch.coverage}
+    assert [found[path].status for path in ("2", "3", "3.weight")] == ["observed", "not_observed", "not_observed"]
+    assert found["3"].reason == found["3.weight"].reason == "Its module is no longer part of the model."
+
+
+def test_what_came_when_the_run_had_no_more_room_is_not_called_observed(tmp_path):
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4)))
+
+    def grow(watch):
+        for _ in range(20):
+            model(torch.ones(2, 4)).sum().backward()
+            watch.step()
+            model.append(nn.Linear(4, 4))
+        watch.close()
+
+    watch = ks.watch(model, tmp_path / "run.h5")
+    with pytest.warns(ks.errors.RecordingWarning, match="New sites"):
+        grow(watch)
+    status = {entry.path: entry.status for entry in watch.coverage}
+    with ks.open_run(watch.path) as run:
+        held = set(run["outputs/rms"].paths)
+    assert 4 < len(held) < 23
+    assert {path for path in status if status[path] == "observed" and path.isdigit()} == held
+
+
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
 def test_a_scripted_layer_that_no_gradient_reaches():
     model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.Linear(2, 1))

@@ -10,8 +10,10 @@ import sys
 
 import h5py
 import pytest
+import torch
 
 import keelscope as ks
+from keelscope.store.parts import part_path
 
 INPUT = ("--input", "float32[4,8]")
 
@@ -96,6 +98,30 @@ def test_fail_on(keelscope, folder, words, code):
     assert ("--fail-on:" in result.err) == bool(code)
 
 
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_an_empty_fail_on_is_refused(keelscope, recorded, command):
+    runs = [str(recorded / "keel.h5")] * (1 if command == "report" else 2)
+    result = keelscope(command, *runs, "--fail-on", "")
+    assert result.code == 2
+    assert "--fail-on is empty" in result.err
+
+
+@pytest.mark.parametrize("words", ["report RUN", "compare RUN RUN", "export RUN --to csv -o -"])
+def test_a_part_that_cannot_be_read_ends_with_code_2(keelscope, tmp_path, words):
+    path = tmp_path / "run.h5"
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    with ks.watch(model, path) as watch:
+        for _ in range(3):
+            model(torch.ones(2, 4)).square().mean().backward()
+            watch.step()
+    part = part_path(path, 0, 1)
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(b"no run file")
+    result = keelscope(*(str(path) if word == "RUN" else word for word in words.split()))
+    assert result.code == 2
+    assert "A part is left out" in result.err
+
+
 def test_a_healthy_model_passes(keelscope, folder):
     assert keelscope("report", "net.py:healthy", *INPUT, "--fail-on", "vanishing,exploding,dead,error").code == 0
 
@@ -177,7 +203,7 @@ def test_a_run_is_reported_without_torch(folder, recorded):
 
 
 @pytest.mark.parametrize("form", ["text", "csv", "json", "markdown"])
-@pytest.mark.parametrize(("fail_on", "code"), [("", 0), ("flat", 1)])
+@pytest.mark.parametrize(("fail_on", "code"), [("exploding", 0), ("flat", 1)])
 def test_closed_pipe_is_quiet(recorded, form, fail_on, code):
     """Whoever reads may stop: no word of it, and the verdict still decides the exit code."""
     words = ["report", str(recorded / "keel.h5"), "--all", "--format", form, "--fail-on", fail_on]

@@ -7,7 +7,7 @@ import pytest
 
 from keelscope.diagnosis import diagnose
 from keelscope.diagnosis.fail_on import fail_words, matched
-from keelscope.errors import HealthError, KeelscopeError, UnknownNameError
+from keelscope.errors import HealthError, KeelscopeError, UnknownNameError, UsageError
 
 
 def sloped(total, n=32):
@@ -27,7 +27,6 @@ def vanishing(make_run):
         ("error", ["error"]),
         (["info", "warning", "error"], ["info", "warning", "error"]),
         ("variance_growth, flat", ["variance_growth"]),
-        ("", []),
     ],
 )
 def test_words(vanishing, words, holds):
@@ -57,3 +56,9 @@ def test_the_message_has_verdict_finding_and_remedy(vanishing):
 def test_unknown_words(vanishing):
     with pytest.raises(UnknownNameError, match="fail_on 'vanish' is no headline, rule or severity; use vanishing"):
         vanishing.check(fail_on="vanish")
+
+
+@pytest.mark.parametrize("nothing", ["", ",", " , ", [], [""]])
+def test_a_check_that_nothing_can_fail_is_refused(nothing):
+    with pytest.raises(UsageError, match="fail_on is empty"):
+        fail_words(nothing)
