@@ -70,7 +70,7 @@ def _without(axis: NDArray[np.intp], sites: Container[int] | None) -> NDArray[np
 
 def _gone(plan: SitePlan) -> dict[Axis, Container[int]]:
     """What was taken out of the model between the call of `watch` and the first recorded step."""
-    held = {id(module) for _, module in plan.everything}
+    held = {id(module) for module in plan.everything[0][1].modules()}  # also those that are no sites
     modules = {i for i, watched in enumerate(plan.modules) if id(watched.module) not in held}
     return {
         Axis.MODULE: modules,

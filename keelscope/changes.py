@@ -42,9 +42,16 @@ class Tree:
         """
         if _entries(self._modules) == self._known:
             return False
-        self._modules = list(model.modules())
-        self._known = _entries(self._modules)
+        modules = list(model.modules())
+        if any(map(_holds_other_tensors, modules)):
+            return False
+        self._modules, self._known = modules, _entries(modules)
         return True
+
+
+def _holds_other_tensors(module: nn.Module) -> bool:
+    """Whether something stands in for parameters during a forward, as under `torch.func.functional_call`."""
+    return any(p is not None and not isinstance(p, nn.Parameter) for p in module._parameters.values())
 
 
 def merged(plan: SitePlan, fresh: SitePlan) -> SitePlan:

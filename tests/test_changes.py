@@ -169,6 +169,24 @@ def test_blocks_that_move_take_their_numbers_along(change, every, at):
     assert (np.isnan(norms) == ~seen).all(), "what went has no norm, and is not said to have one"
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_what_stands_in_for_parameters_during_a_call_is_no_change(every):
+    torch.manual_seed(0)
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    with ks.watch(net, optimizer=optimizer, sites="all", every=every) as watch:
+        for _ in range(5):
+            doubled = {name: 2.0 * p for name, p in net.named_parameters()}
+            torch.func.functional_call(net, doubled, (torch.ones(2, 4),)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = watch.run
+    norms = run["parameter_gradients/norm"]
+    known = {path for path, column in zip(norms.paths, norms.values.T, strict=True) if np.isfinite(column).all()}
+    assert known == {name for name, _ in net.named_parameters() if not name.startswith("extra")}
+    assert np.isfinite(run["outputs/rms"].of("body").values).all()
+
+
 def test_a_path_keeps_its_column():
     torch.manual_seed(0)
     watch, _ = train(Net(), 6, adapt)
