@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from keelscope.calls import StepRecord
+from keelscope.changes import Gone
 from keelscope.containment import warn_once
 from keelscope.distributed import Ranks
 from keelscope.layout import AxisOrder, by_group
@@ -70,11 +71,9 @@ def _without(axis: NDArray[np.intp], sites: Container[int] | None) -> NDArray[np
 
 def _gone(plan: SitePlan) -> dict[Axis, Container[int]]:
     """What was taken out of the model between the call of `watch` and the first recorded step."""
-    held = {id(module) for module in plan.everything[0][1].modules()}  # also those that are no sites
-    modules = {i for i, watched in enumerate(plan.modules) if id(watched.module) not in held}
     return {
-        Axis.MODULE: modules,
-        Axis.PARAMETER: {i for i, watched in enumerate(plan.parameters) if id(watched.owner) not in held},
+        Axis.MODULE: {i for i, watched in enumerate(plan.modules) if isinstance(watched.module, Gone)},
+        Axis.PARAMETER: {i for i, watched in enumerate(plan.parameters) if isinstance(watched.owner, Gone)},
     }
 
 

@@ -14,10 +14,14 @@ from torch.nn.parameter import UninitializedParameter
 from keelscope import kernel
 from keelscope.sites import SitePlan, WatchedModule, WatchedParameter
 
-__all__ = ["Tree", "left", "merged"]
+__all__ = ["Gone", "Tree", "left", "merged"]
 
 _Entries = tuple[list[Any], ...]
 """Of all modules: how many children and parameters each has, the children, and identities of the parameters."""
+
+
+class Gone(nn.Identity):
+    """Stands in a plan where a module was that has left the model."""
 
 
 class Tree:
@@ -68,9 +72,7 @@ def merged(plan: SitePlan, fresh: SitePlan) -> SitePlan:
     known = {(watched.site.path, id(watched.module)) for watched in plan.modules}
     owned = {(watched.site.path, id(watched.parameter)) for watched in plan.parameters}
     paths = {(watched.site.path, id(watched.module)) for watched in fresh.modules}
-    modules = [
-        w if (w.site.path, id(w.module)) in paths else WatchedModule(nn.Identity(), w.site) for w in plan.modules
-    ]
+    modules = [w if (w.site.path, id(w.module)) in paths else WatchedModule(Gone(), w.site) for w in plan.modules]
     parameters = [w if (w.site.path, id(w.parameter)) in held else _gone(w) for w in plan.parameters]
     return replace(
         fresh,
@@ -97,7 +99,7 @@ def left(plan: SitePlan, grown: SitePlan) -> list[int]:
 def _gone(watched: WatchedParameter) -> WatchedParameter:
     """A place without its parameter, which is let go of; nothing is asked of one that has no shape."""
     nothing = cast(nn.Parameter, UninitializedParameter(requires_grad=False))
-    return WatchedParameter(nothing, nn.Identity(), watched.site)
+    return WatchedParameter(nothing, Gone(), watched.site)
 
 
 def _entries(modules: list[nn.Module]) -> bytes | _Entries:

@@ -152,8 +152,10 @@ def relabelled(plan: SitePlan, model: nn.Module) -> SitePlan:
 
 
 def _under(watched: _Watched, site: Site | None) -> _Watched:
-    """The same under another label; itself where nothing has changed, since others hold it too."""
-    return watched if site is None or site == watched.site else replace(watched, site=site)
+    """The same under another label; itself where nothing has changed, and where it stands at another path by now."""
+    if site is None or site == watched.site or site.path != watched.site.path:
+        return watched
+    return replace(watched, site=site)
 
 
 def _clean_modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:

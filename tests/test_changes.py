@@ -9,7 +9,7 @@ from torch import nn
 
 import keelscope as ks
 from keelscope import kernel
-from keelscope.changes import Tree, merged
+from keelscope.changes import Gone, Tree, merged
 from keelscope.sites import plan_sites
 
 
@@ -101,9 +101,10 @@ def train(net, steps, change=None, at=3, **options):
     truth = []
     with ks.watch(net, optimizer=optimizer, sites="all", **options) as watch:
         for step in range(steps):
-            if step == at and change is not None:
+            if change is not None and step in (at if isinstance(at, tuple) else (at,)):
                 change(net)
-                fresh = [p for p in net.parameters() if not any(p is q for q in optimizer.param_groups[0]["params"])]
+                held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                fresh = [p for p in net.parameters() if id(p) not in held]
                 if fresh:
                     optimizer.add_param_group({"params": fresh})
             outputs, handles = kept_outputs(net)
@@ -148,22 +149,29 @@ def test_numbers_are_right_before_and_after(change, every, at):
         assert status[path, "module"] == "observed"
 
 
-@pytest.mark.parametrize("at", [0, 3, 4])
+def exchange(net):
+    net[1], net[3] = net[3], net[1]
+
+
+def take_out(net):
+    del net[1]
+
+
+def take_out_last(net):
+    del net[-1]
+
+
+def put_in(net):
+    net.insert(2, nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+
+
+@pytest.mark.parametrize("at", [(0,), (1,), (3,), (4,), (2, 3), (3, 5)])
 @pytest.mark.parametrize("every", [1, 2, 3])
-@pytest.mark.parametrize("change", ["exchange", "take out", "take out the last", "put in"])
+@pytest.mark.parametrize("change", [exchange, take_out, take_out_last, put_in])
 def test_blocks_that_move_take_their_numbers_along(change, every, at):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
-
-    def rearrange(net):
-        if change == "exchange":
-            net[1], net[3] = net[3], net[1]
-        elif change == "put in":
-            net.insert(2, nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
-        else:
-            del net[-1 if change == "take out the last" else 1]
-
-    watch, truth = train(net, 10, rearrange, at, every=every)
+    watch, truth = train(net, 10, change, at, every=every)
     check(watch.run, truth, every)
     norms, seen = watch.run["parameters/norm"].values, watch.run.observed("parameters/norm")
     assert (np.isnan(norms) == ~seen).all(), "what went has no norm, and is not said to have one"
@@ -185,6 +193,14 @@ def test_what_stands_in_for_parameters_during_a_call_is_no_change(every):
     known = {path for path, column in zip(norms.paths, norms.values.T, strict=True) if np.isfinite(column).all()}
     assert known == {name for name, _ in net.named_parameters() if not name.startswith("extra")}
     assert np.isfinite(run["outputs/rms"].of("body").values).all()
+
+
+@pytest.mark.parametrize("change", [exchange, take_out, put_in])
+def test_rows_that_wait_are_filed_where_they_were_recorded(change):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)))
+    watch, truth = train(net, 10, change, 3, arm=ks.Arm(steps=3, before=2))
+    check(watch.run, truth, 1)
 
 
 def test_a_path_keeps_its_column():
@@ -251,7 +267,7 @@ def test_what_stays_keeps_its_index_and_what_went_is_let_go_of():
     grown = merged(plan, plan_sites(net, "all"))
     assert [w.site.path for w in grown.modules[: len(plan.modules)]] == [w.site.path for w in plan.modules]
     assert [w.site.path for w in grown.modules[len(plan.modules) :]] == ["body", "body.base", "body.down", "body.up"]
-    assert type(grown.modules[[w.site.path for w in plan.modules].index("body")].module) is nn.Identity
+    assert type(grown.modules[[w.site.path for w in plan.modules].index("body")].module) is Gone
 
 
 def test_a_module_that_moves_into_another_leaves_its_column():
