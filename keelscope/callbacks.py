@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from keelscope.board import Board
 from keelscope.calls import TermSlots
@@ -22,7 +21,7 @@ from keelscope.leaves import Arguments, KeptInput
 if TYPE_CHECKING:
     from keelscope.slowpages import AnyPage
 
-__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner", "give_back"]
+__all__ = ["ForwardHook", "GradientHook", "InputHook", "Owner"]
 
 
 class Owner(Protocol):
@@ -101,16 +100,3 @@ class InputHook(Unscriptable):
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP
-
-
-def give_back(handle: RemovableHandle, module: nn.Module) -> None:
-    """Take a hook before a module off; dictionaries that are empty then lose the room for entries, which pop keeps.
-
-    Args:
-        handle: of the hook.
-        module: its module.
-    """
-    handle.remove()
-    for hooks in (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs):
-        if not hooks:
-            hooks.clear()

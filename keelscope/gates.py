@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -22,7 +23,6 @@ from keelscope.calls import CallRecord, StepRecord, TermSlots, terms_of
 from keelscope.containment import contained, warn_once
 from keelscope.entries import constant, is_measurable, on_this_rank, stored
 from keelscope.gateweights import flat_copies, from_parameter, pairs_of_output, stand_ins
-from keelscope.handles import Handles
 from keelscope.hooks import ModuleHooks
 from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
 from keelscope.rows import Observations, module_observations, parameter_observations
@@ -60,7 +60,7 @@ class GateHooks:
         self._raw: dict[int, Tensor] = {}
         self._weights: _Found = {}
         self._gradients: _Found = {}
-        self._handles = Handles()
+        self._handles = ExitStack()
         self._is_settled = False
         if self.probes:
             self._listen(declared_gates(plan))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import torch
@@ -18,11 +19,10 @@ from torch import Tensor, jit, nn
 from keelscope.attention import AttentionMode, CloseHook, OpenModule
 from keelscope.batch import Batch
 from keelscope.board import Board
-from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner, give_back
+from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner
 from keelscope.calls import CallRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
-from keelscope.handles import Handles
 from keelscope.jacobian.passage import JacobianCalls
 from keelscope.leaves import (
     HAS_HOOK_DICTS,
@@ -59,11 +59,11 @@ class ModuleHooks:
         self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
-        self._handles = Handles()
+        self._handles = ExitStack()
         self._placements = Placements()
-        self._before = Handles()
+        self._before = ExitStack()
         self._awaited: tuple[int, ...] = ()
-        self._on_leaves = Handles()
+        self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
@@ -165,9 +165,9 @@ class ModuleHooks:
                 if site in self._sought:
                     self._attach_to(site, module, self._before)
                 handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
-                self._before.callback(give_back, handle, module)
+                self._before.callback(handle.remove)
 
-    def _attach_to(self, site: int, module: nn.Module, handles: Handles) -> None:
+    def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
         taps = {probe.tap for probe in self.duties.probes(site)}
         try:
             if Tap.ATTENTION in taps:  # before the hook below, which takes what it found

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,7 +27,6 @@ from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.distributed import place
 from keelscope.entries import is_unsummed
-from keelscope.handles import Handles
 from keelscope.lossscale import any_scaler
 from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
@@ -62,7 +62,7 @@ class ParameterHooks:
         self._bulk = Bulk(parameters, probes)
         self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
-        self._handles = Handles()
+        self._handles, self._has_leaf_hooks = ExitStack(), False
         self._marks: list[Any] = []
         """Ours among the hooks of parameters."""
         self._resting: tuple[list[Any], set[int]] = [], set()
@@ -132,9 +132,10 @@ class ParameterHooks:
         """Give every handle back."""
         self._passes.take_off(self._marks)
         if self.hooked:
-            self._resting = ([], set()) if self._handles else (self._marks, self.hooked)
+            self._resting = ([], set()) if self._has_leaf_hooks else (self._marks, self.hooked)
         self._marks, self.hooked = [], set()
         self._handles.close()
+        self._has_leaf_hooks = False
         self._before.clear()
 
     def begin(self, step: StepRecord) -> None:
@@ -242,6 +243,7 @@ class ParameterHooks:
         if self._leaf_always or i not in self._covered:
             handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
             self._handles.callback(handle.remove)
+            self._has_leaf_hooks = True
 
     def _place(self, parameter: nn.Parameter, i: int) -> None:
         """Put a mark on a parameter; where it had one before, at a tenth of the cost."""

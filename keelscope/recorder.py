@@ -128,10 +128,10 @@ class Recorder:
 
     def _follow(self) -> bool:
         """Whether the model has changed; then what it consists of now is watched."""
-        if self._sharded or not self._tree.changed(self._paths[""]):
+        changed = not self._sharded and self._tree.changed(self._paths[""])
+        if not changed or any(map(is_sharded, self._paths.values())):  # fully_shard, since: it swaps parameters often
             return False
-        if not any(map(is_sharded, self._paths.values())):  # fully_shard, since, puts other parameters in place often
-            self._grow()
+        self._grow()
         return True
 
     @contained

@@ -52,12 +52,9 @@ _FLOORS = ("root", "sum", "max")
 _ENTRYWISE = frozenset({"batch_eval", "dyt"})
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class NormForm:
-    """One norm at one moment; its tensors are the module's own, detached.
-
-    Nobody changes one; it is not frozen, since making a frozen one takes three times as long.
-    """
+    """One norm at one moment; its tensors are the module's own, detached."""
 
     kind: Kind
     gamma: Tensor | float = 1.0

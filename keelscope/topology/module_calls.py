@@ -91,15 +91,15 @@ class CallSites:
         self._paths = [call.path for call in calls]
         self._alone = [len(call.outputs) == 1 for call in calls]
         self._entries = frozenset(entries)
-        self._makers: dict[Key, tuple[int, ...]] = {}
-        self._takers: dict[Key, tuple[int, ...]] = {}
+        self._makers: dict[Key, list[int]] = {}
+        self._takers: dict[Key, list[int]] = {}
         self._behind_views: dict[Key, int] = {}
         for position, call in enumerate(calls):
             for key in call.outputs:
-                self._makers[key] = (*self._makers.get(key, ()), position)
+                self._makers.setdefault(key, []).append(position)
                 self._behind_views[graph.origin(key)] = position
             for key in call.inputs:
-                self._takers[key] = (*self._takers.get(key, ()), position)
+                self._takers.setdefault(key, []).append(position)
 
     def maker(self, key: Key) -> str | None:
         """A module that put out a tensor: a stack entry, or else the innermost one."""
