@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from keelscope import kernel_calls
 from keelscope.containment import NO_OP, Unscriptable
 from keelscope.stacks import find_stacks
+from keelscope.topology.hearing import Hearing
 from keelscope.topology.listener import Listener
 
 __all__ = ["Ear", "Ears", "Hears"]
@@ -58,6 +59,8 @@ class Ear(Unscriptable):
     module: weakref.ref[nn.Module]
     is_refused: bool = False
     """Whether the module takes no hooks: a scripted one, and what it does is unknown."""
+    hears_beginning: bool = True
+    """Whether it is a hook before the module too."""
 
     def __call__(self, module: nn.Module, args: object, *others: object) -> None:
         """Note that the module starts; with keyword arguments and output, what it took and gave."""
@@ -67,7 +70,8 @@ class Ear(Unscriptable):
         listener = look.listener
         heard = 0 if listener is None else listener.hear(self.path, module, args, others)
         if heard:
-            if heard > 1:
+            if heard > 1 and listener is not None:
+                listener.outermost.add(self.path)
                 look.ended(others[1])
         elif not others:
             self._before(look, module)
@@ -90,6 +94,7 @@ class Ear(Unscriptable):
             return
         look.took(listener, self.path, module, (args, kwargs), output)
         if not listener.is_inside:
+            listener.outermost.add(self.path)
             look.ended(output)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -106,7 +111,9 @@ class Ear(Unscriptable):
         if module is None or self.is_refused:
             return
         if on:
-            module._forward_pre_hooks[number] = module._forward_hooks[number] = self
+            if self.hears_beginning:
+                module._forward_pre_hooks[number] = self
+            module._forward_hooks[number] = self
             module._forward_hooks_with_kwargs[number] = True
         else:
             for hooks in _places(module):
@@ -129,11 +136,25 @@ class Ears:
         self._ears = [
             Ear(owner, path, weakref.ref(module), is_refused=not _takes_hooks(module)) for path, module in modules
         ]
+        self._chosen = self._ears
+        self.hearing: Hearing | None = None
+        """The modules that are listened to; None for all."""
         self._number = RemovableHandle(OrderedDict()).id  # no other hook of the process has it
 
     def are_on(self, modules: Sequence[tuple[str, nn.Module]]) -> bool:
         """Whether these are the modules."""
         return modules is self._modules or [(ear.path, ear.module()) for ear in self._ears] == list(modules)
+
+    def choose(self, hearing: Hearing | None) -> None:
+        """Choose what is listened to, while none is on.
+
+        Args:
+            hearing: the modules; None for all.
+        """
+        self.hearing = hearing
+        self._chosen = [ear for ear in self._ears if hearing is None or ear.path in hearing]
+        for ear in self._chosen:
+            ear.hears_beginning = hearing is None or ear.path in hearing.begun
 
     def heed(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         """Remember, as long as they are on, what they are on."""
@@ -146,8 +167,8 @@ class Ears:
     def hang(self, *, on: bool) -> None:
         """Put the hooks on, or take them off."""
         self._modules = ()
-        if not kernel_calls.hang_hooks(self._ears, self._number, on=on):
-            for ear in self._ears:
+        if not kernel_calls.hang_hooks(self._chosen, self._number, on=on):
+            for ear in self._chosen:
                 ear.hang(self._number, on=on)
 
     def take_off(self) -> None:

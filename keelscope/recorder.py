@@ -40,7 +40,8 @@ from keelscope.rows import RowValues, module_calls, parameter_calls, total_norm
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.store.schema import RunLayout, Site
-from keelscope.structure import Look, count_sublayers, describe, sublayer_sites
+from keelscope.structure import Look
+from keelscope.sublayeraxis import count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveOutput, Topology
 
 __all__ = ["Recorder"]
@@ -75,8 +76,7 @@ class Recorder:
         self.modules = ModuleHooks(self.plan.modules, self.probes, self._record_for)
         self._keep_calls, self._optimizers = keep_calls, tuple(optimizers)
         self.parameters = self._over_parameters()
-        self.look = Look(model)
-        self._paths = dict(self.plan.everything)
+        self.look, self._paths = Look(model), dict(self.plan.everything)
         self.residuals = ResidualHooks(self._paths, self.probes)
         self.look.on_read = lambda topology, live: self.residuals.observe(topology, live, self.current.board)
         self.gates = GateHooks(self.plan, self.probes, self._record_for)
@@ -102,8 +102,7 @@ class Recorder:
         self._recorded = self._grown = 0
         self._is_ahead = False  # the row is open, and its forward has not begun: the model may still change
         self._agenda: Agenda | None = None
-        self._agendas = Agendas(self.probes)
-        self._leading = next(iter(optimizers), None)
+        self._agendas, self._leading = Agendas(self.probes), next(iter(optimizers), None)
         self._rate: float | torch.Tensor = math.nan
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
@@ -138,6 +137,7 @@ class Recorder:
     def _grow(self) -> None:
         """The model has changed: watch what it consists of now, and give what is new a place."""
         self._grown += 1
+        self.look.hear_all()
         self._agenda, self._agendas = None, Agendas(self.probes)
         old, self.plan = self.plan, merged(self.plan, self._draw())
         self._paths.clear()

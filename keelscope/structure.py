@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import itemgetter
 
 import torch
@@ -23,15 +22,12 @@ from keelscope.containment import contained, warn_once
 from keelscope.ears import Ears
 from keelscope.leaves import floating_leaves, hook_gradient
 from keelscope.recomputation import in_backward
-from keelscope.sites import SitePlan
-from keelscope.store.schema import Site, Stack, SublayerInfo
-from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
-from keelscope.topology.gates import ResidualGate, paths_by_sublayer
+from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Topology
 from keelscope.topology.listener import Listener
 from keelscope.topology.memory import Memory
 from keelscope.unwinding import Breaks, give_up_dead
 
-__all__ = ["Look", "count_sublayers", "describe", "sublayer_sites"]
+__all__ = ["Look"]
 
 _log = logging.getLogger(__name__)
 _MOST_FORWARDS = 8
@@ -77,7 +73,8 @@ class Look:
             ahead: the step has not begun, its first forward is heard from the start; asked again when it has.
         """
         was_ahead, self._is_ahead = self._is_ahead, ahead
-        if was_ahead and not ahead and self._keeps is keep and self._is_placed and self._are_on(modules):
+        is_chosen = self._ears is not None and self._ears.hearing is self._memory.hearing
+        if was_ahead and not ahead and self._keeps is keep and self._is_placed and is_chosen and self._are_on(modules):
             if self._reader is not None and self._reader.listener is not None:
                 self._reader.listener.is_early = False
             return
@@ -86,15 +83,28 @@ class Look:
         if model is None:
             self.stop()
             return
-        if not self._are_on(modules):
-            self._hang(on=False)
-            self._ears = Ears(modules, weakref.ref(self))
-            self.ran |= self._ears.refused()
+        self._choose(modules)
         self._keeps, self._stays = keep, ahead
         self._prepare(model, _MOST_FORWARDS * len(modules))
         self._hang(on=True)
         if self._ears is not None:
             self._ears.heed(modules)
+
+    def hear_all(self) -> None:
+        """The model has changed: listen to all modules, as long as graphs do not repeat their shape again."""
+        self._memory.hear_all()
+
+    def _choose(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        """Those of the modules to be listened to."""
+        is_new = not self._are_on(modules)
+        if self._ears is None or is_new:
+            self._hang(on=False)
+            self._ears = Ears(modules, weakref.ref(self))
+            self.ran |= self._ears.refused()
+            self.hear_all()
+        if self._ears.hearing is not self._memory.hearing:
+            self._hang(on=False)
+            self._ears.choose(self._memory.hearing)
 
     def expect(self, modules: Sequence[tuple[str, nn.Module]], *, due: bool) -> None:
         """A step is over, and what comes next belongs to another one.
@@ -117,7 +127,7 @@ class Look:
         self._left = most
         heard = self._reader.listener
         if heard is not None and self._ears is not None:
-            heard.limit(most, self._ears.wrappers)
+            heard.limit(most, self._ears.wrappers, self._ears.hearing)
             heard.is_early = self._is_ahead
         self.listener = None if self._is_first else heard
 
@@ -249,90 +259,6 @@ class BeforeBackward:
         look = self.owner()
         if look is not None and not look.is_read:
             look.read()
-
-
-def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:
-    """A topology as it is stored in a run file.
-
-    Args:
-        topology: what was read, or None.
-        gates: the gates found in it.
-
-    Returns:
-        One entry per sub-layer, in execution order.
-    """
-    sublayers = topology.sublayers if topology is not None else ()
-    found = paths_by_sublayer(gates)
-    return tuple(_describe(sublayer, found.get(sublayer.index, ())) for sublayer in sublayers)
-
-
-def _describe(sublayer: Sublayer, gates: tuple[str, ...]) -> SublayerInfo:
-    return SublayerInfo(
-        form=sublayer.form,
-        schemes=sublayer.schemes,
-        site=sublayer.site or "",
-        branch=sublayer.branch or "",
-        norm_before=sublayer.norm_before or "",
-        norm_after=sublayer.norm_after or "",
-        alpha=sublayer.alpha.value,
-        beta=sublayer.beta.value,
-        gates=gates,
-        stream=sublayer.stream,
-    )
-
-
-def sublayer_sites(topology: Topology | None, plan: SitePlan) -> tuple[Site, ...]:
-    """The axis of residual sub-layers.
-
-    Args:
-        topology: what was read, or None.
-        plan: the sites, which know where each path lies.
-
-    Returns:
-        One site per sub-layer in execution order, named after its branch; names that occur twice get the index.
-    """
-    sublayers = topology.sublayers if topology is not None else ()
-    names = [sublayer.branch or sublayer.site or "sublayer" for sublayer in sublayers]
-    counts = Counter(names)
-    sites = []
-    for name, sublayer in zip(names, sublayers, strict=True):
-        stack, position = plan.place(name)
-        path = name if counts[name] == 1 else f"{name}@{sublayer.index}"
-        sites.append(Site(path, sublayer.form, "sublayer", stack, position))
-    return tuple(sites)
-
-
-def count_sublayers(stacks: Sequence[Stack], topology: Topology | None, plan: SitePlan) -> tuple[Stack, ...]:
-    """Stacks with their number of sub-layers per entry, where each entry holds the same number; chained or not.
-
-    The first entry may hold fewer: where what enters it needs no gradient, no shortcut can be read there. What the
-    block class declares goes before what the graph shows.
-
-    Args:
-        stacks: as found in the module tree.
-        topology: what was read, or None.
-        plan: the sites, which know where each path lies.
-
-    Returns:
-        The stacks.
-    """
-    found: dict[tuple[str, int], int] = {}
-    for sublayer in topology.sublayers if topology is not None else ():
-        paths = [path for path in (*sublayer.branch_sites, sublayer.site) if path]
-        inside = next((place for path in paths if (place := plan.place(path))[0]), None)
-        if inside is not None:
-            found[inside] = found.get(inside, 0) + 1
-    places = sorted(set(plan.entries.values()))
-    following = Counter(plan.place(path)[0] for path in (topology.following if topology is not None else ()))
-    counted = (_counted(stack, [found.get(place, 0) for place in places if place[0] == stack.path]) for stack in stacks)
-    return tuple(replace(stack, chained=2 * following[stack.path] >= stack.length) for stack in counted)
-
-
-def _counted(stack: Stack, counts: Sequence[int]) -> Stack:
-    """With the number of all entries, or of all after the first where that holds fewer."""
-    numbers = set(counts[1:] or counts)
-    alike = len(numbers) == 1 and min(counts) >= counts[0]
-    return replace(stack, sublayers=numbers.pop()) if not stack.sublayers and alike else stack
 
 
 def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput]) -> None:

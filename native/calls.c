@@ -7,7 +7,8 @@
 #define MOST 6 /* tensors of a call */
 
 static struct {
-    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused; /* names */
+    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused, *begun; /* names */
+    PyObject *unheard; /* when a call began of which only the end is heard */
 } words;
 
 typedef struct {
@@ -15,7 +16,7 @@ typedef struct {
 } Noted;
 
 static int get_ready(void) {
-    if (words.is_refused != NULL) return 1;
+    if (words.unheard != NULL) return 1;
     words.grad_fn = PyUnicode_InternFromString("grad_fn");
     words.slot = PyUnicode_InternFromString("output_nr");
     words.version = PyUnicode_InternFromString("_version");
@@ -26,7 +27,9 @@ static int get_ready(void) {
     words.with_kwargs = PyUnicode_InternFromString("_forward_hooks_with_kwargs");
     words.module = PyUnicode_InternFromString("module");
     words.is_refused = PyUnicode_InternFromString("is_refused");
-    return words.is_refused != NULL;
+    words.begun = PyUnicode_InternFromString("hears_beginning");
+    words.unheard = PyLong_FromLong(-1);
+    return words.unheard != NULL;
 }
 
 /* 1: noted; 0: needs no gradient; -1: Python must look. */
@@ -69,8 +72,9 @@ static int add(PyObject *const *lists, const Noted *noted) {
 
 /* Of a listener, in this order: what tells sequence numbers; its open calls, as path and number; the lists that calls are
    noted in; how many of the open calls are around the first call of a forward (-1: that has not ended), and whether a step
-   is yet to begin; the paths of wrappers; how many calls are noted at most. */
-enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, PARTS };
+   is yet to begin; the paths of wrappers; how many calls are noted at most; the paths of modules of which only the end is
+   heard. */
+enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, ENDS, PARTS };
 
 static PyObject *part(PyObject *listener, int which) { return PyTuple_GetItem(listener, which); }
 
@@ -116,6 +120,7 @@ static PyObject *began(PyObject *listener, PyObject *path) {
     PyObject *open = part(listener, OPEN);
     const Py_ssize_t last = PyList_Size(open) - 1;
     if (PyList_Size(part(listener, CALLS)) >= PyLong_AsSsize_t(part(listener, MOST_CALLS))) return NULL;
+    if (PySet_Contains(part(listener, ENDS), path) > 0) return words.unheard;
     PyObject *entry = last < 0 ? NULL : PyList_GetItem(open, last);
     return entry != NULL && PyTuple_GetItem(entry, 0) == path ? PyTuple_GetItem(entry, 1) : NULL;
 }
@@ -129,7 +134,8 @@ static int note(PyObject *listener, PyObject *const *call, PyObject *start, cons
     int failed = row == NULL || PyList_Append(part(listener, CALLS), row) < 0;
     for (int i = 0; !failed && i < count; i++) failed = add(lists, &noted[i]) < 0;
     Py_XDECREF(row);
-    return failed || PyList_SetSlice(open, last, last + 1, NULL) < 0 ? -1 : 1;
+    if (!failed && start != words.unheard) failed = PyList_SetSlice(open, last, last + 1, NULL) < 0;
+    return failed ? -1 : 1;
 }
 
 /* 1: noted inside of another call; 2: noted, and no other is running; 0: left to Python; -1 with an exception. */
@@ -181,10 +187,11 @@ static int set(PyObject *module, PyObject *name, PyObject *key, PyObject *value)
 static int hang(PyObject *ear, PyObject *number, int on) {
     PyObject *reference = PyObject_GetAttr(ear, words.module), *refused = PyObject_GetAttr(ear, words.is_refused);
     PyObject *module = reference == NULL ? NULL : PyWeakref_GetObject(reference);
-    int failed = module == NULL || refused == NULL;
+    const int is_begun = is_true(PyObject_GetAttr(ear, words.begun));
+    int failed = module == NULL || refused == NULL || PyErr_Occurred();
     if (!failed && module != Py_None && refused != Py_True) {
         Py_INCREF(module);
-        failed = set(module, words.before, number, on ? ear : NULL) < 0 ||
+        failed = (is_begun && set(module, words.before, number, on ? ear : NULL) < 0) ||
                  set(module, words.after, number, on ? ear : NULL) < 0 ||
                  set(module, words.with_kwargs, number, on ? Py_True : NULL) < 0;
         Py_DECREF(module);

@@ -126,13 +126,18 @@ static int is_offset(PyObject *number, long long origin, PyObject *expected) {
     return PyLong_AsLongLong(number) - origin == PyLong_AsLongLong(expected);
 }
 
+/* None is expected of a call whose beginning is not heard, -1 in the row. */
+static int is_time(PyObject *number, long long origin, PyObject *expected) {
+    return expected == Py_None ? PyLong_AsLongLong(number) < 0 : is_offset(number, origin, expected);
+}
+
 /* A row as path, module, (start, end), first, middle, last; expected without the module, and counted from the origin. */
 static int is_same_call(PyObject *row, PyObject *expected, PyObject *module, long long origin) {
     PyObject *span = PyTuple_GetItem(row, 2), *path = PyTuple_GetItem(row, 0), *other = PyTuple_GetItem(expected, 0);
     if (span == NULL || PyWeakref_GetObject(module) != PyTuple_GetItem(row, 1)) return 0;
     if (path != other && PyUnicode_Compare(path, other) != 0) return 0;
     for (Py_ssize_t i = 0; i < 2; i++) {
-        if (!is_offset(PyTuple_GetItem(span, i), origin, PyTuple_GetItem(expected, 1 + i))) return 0;
+        if (!is_time(PyTuple_GetItem(span, i), origin, PyTuple_GetItem(expected, 1 + i))) return 0;
         if (!is_offset(PyTuple_GetItem(row, 4 + i), 0, PyTuple_GetItem(expected, 4 + i))) return 0;
     }
     return is_offset(PyTuple_GetItem(row, 3), 0, PyTuple_GetItem(expected, 3));

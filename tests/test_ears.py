@@ -233,7 +233,7 @@ def test_hooks_come_off_at_a_second_forward(monkeypatch):
         hung.clear()
         train(Net(), way, SUBLAYERS)
         changes[name] = sum(before is not after for before, after in hung)
-    assert changes["plain"] <= 5
+    assert changes["plain"] <= 6
     assert changes["twice"] >= 2 * STEPS - 2
 
 

@@ -7,9 +7,10 @@ parameters behind it, and those sizes, types and numbers that the reading asked 
 
 from __future__ import annotations
 
+import copy
 import random
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.autograd.graph import Node
 
 from keelscope import kernel, kernel_calls
 from keelscope.topology.graph import Graph, Key, dtype_of
+from keelscope.topology.hearing import Hearing, Shown
 from keelscope.topology.listener import Listener
 from keelscope.unwinding import Breaks, hang
 
@@ -35,7 +37,8 @@ class Imprint:
     """
 
     def __init__(self, graph: Graph, listener: Listener) -> None:
-        self._origin = origin = _origin(listener)
+        origin = _origin(listener)
+        self._shift = 0  # from there to the end of the first call that is heard
         self._calls = _calls(listener, origin)
         self._modules = [weakref.ref(call.module) for call in listener.calls]
         self._slots = list(listener.slots)
@@ -71,15 +74,85 @@ class Imprint:
         Returns:
             Its nodes in the same order; None if it has another shape.
         """
-        origin = _origin(listener)
+        nodes = self._of_same_structure(listener)
+        if nodes is None or not self._answers(nodes):
+            return None
+        hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
+        return nodes
+
+    def _of_same_structure(self, listener: Listener) -> list[Node] | None:
+        """The nodes of a graph that may differ in sizes, types and numbers."""
+        origin = _origin(listener) - self._shift
         if listener.slots != self._slots or not self._is_called(listener, origin):
             return None
         walk = self._walked_natively if kernel.is_compiled() else self._walked
         nodes = walk(listener.nodes, origin)
-        if nodes is None or len({nodes[i] for i in self._data}) < len(self._data) or not self._answers(nodes):
-            return None
-        hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
-        return nodes
+        return None if nodes is None or len({nodes[i] for i in self._data}) < len(self._data) else nodes
+
+    @property
+    def tops(self) -> Sequence[int]:
+        """Places of the nodes that no other takes its inputs from: the graph is walked from there."""
+        return self._tops
+
+    @property
+    def keys(self) -> list[Key]:
+        """The noted tensors; places of those that are not in the graph are negative."""
+        return list(zip(self._places, self._slots, strict=True))
+
+    def shown(self) -> Iterator[tuple[str, list[Shown]]]:
+        """What each call shows: tensors, and the places of their nodes.
+
+        Yields:
+            Path of the module, and what its call shows.
+        """
+        keys = self.keys
+        for path, *_, first, _, last in self._calls:
+            yield path, [thing for key in keys[first:last] for thing in (key, key[0])]
+
+    def excerpt(self, hearing: Hearing) -> Imprint:
+        """What has to be the same where some modules only are listened to.
+
+        Args:
+            hearing: these modules.
+
+        Returns:
+            An imprint of the same graph.
+        """
+        other = copy.copy(self)
+        chosen = [i for i, call in enumerate(self._calls) if call[0] in hearing]
+        other._modules = [self._modules[i] for i in chosen]
+        other._calls, other._slots, other._places = [], [], []
+        for path, start, end, first, middle, last in (self._calls[i] for i in chosen):
+            moved = len(other._slots) - first
+            begun = start if path in hearing.begun else None
+            other._calls.append((path, begun, end, first + moved, middle + moved, last + moved))
+            other._slots += self._slots[first:last]
+            other._places += self._places[first:last]
+        other._shift = other._calls[0][2] if chosen else 0
+        other._packed = other._pack()
+        return other
+
+    def tell(self, listener: Listener, excerpt: Imprint) -> bool:
+        """Tell a listener that heard some modules of the calls of all, if its graph is of the same structure.
+
+        Args:
+            listener: the listener.
+            excerpt: the part of this imprint that it heard.
+
+        Returns:
+            Whether it is; sizes, types and numbers may be others.
+        """
+        nodes = excerpt._of_same_structure(listener)
+        modules = [module for known in self._modules if (module := known()) is not None]
+        if nodes is None or len(modules) < len(self._calls) or min(self._places, default=0) < 0:
+            return False
+        origin = _origin(listener) - excerpt._shift
+        rows = [
+            (path, module, (-1 if start is None else origin + start, origin + end), first, middle, last)
+            for (path, start, end, first, middle, last), module in zip(self._calls, modules, strict=True)
+        ]
+        listener.complete(rows, [nodes[i] for i in self._places], self._slots)
+        return True
 
     def _is_called(self, listener: Listener, origin: int) -> bool:
         """Whether the same modules were called in the same way."""
@@ -176,9 +249,10 @@ def _origin(listener: Listener) -> int:
     return listener.rows[0][2][1] if listener.rows else 0
 
 
-def _calls(listener: Listener, origin: int) -> list[tuple[str, int, int, int, int, int]]:
+def _calls(listener: Listener, origin: int) -> list[tuple[str, int | None, int, int, int, int]]:
+    """Path, when it began (if that was heard) and ended, and where its tensors are, for each call."""
     return [
-        (path, start - origin, end - origin, first, middle, last)
+        (path, None if start < 0 else start - origin, end - origin, first, middle, last)
         for path, _, (start, end), first, middle, last in listener.rows
     ]
 

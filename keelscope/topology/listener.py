@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,13 @@ from keelscope.entries import is_measurable
 from keelscope.leaves import floating_leaves
 from keelscope.sites import is_norm
 from keelscope.topology.graph import Graph, Key
+from keelscope.topology.hearing import Hearing
 from keelscope.topology.live import LiveOutput
 from keelscope.topology.module_calls import ModuleCall
 
 __all__ = ["Listener", "SeenCall"]
 
+_Row: TypeAlias = tuple[str, nn.Module, tuple[int, int], int, int, int]
 _GATE = re.compile(r"gat(e|es|er|ing)\b")
 _MOST_ENTRIES = 1 << 22
 
@@ -55,7 +57,7 @@ class Listener:
     def __init__(self, *, keep: bool = False) -> None:
         self.keeps = keep
         """Whether tensors are kept."""
-        self.rows: list[tuple[str, nn.Module, tuple[int, int], int, int, int]] = []
+        self.rows: list[_Row] = []
         """The fields of a `SeenCall` for each call, in the order in which they ended."""
         self.most = sys.maxsize
         """Calls that `hear` takes at most."""
@@ -67,7 +69,7 @@ class Listener:
         """The node of each tensor with a gradient that a call gave or took."""
         self.slots: list[int] = []
         """Which of the node's outputs it is."""
-        self._tensors: list[Tensor] = []
+        self._tensors: list[Tensor | None] = []
         self._versions: list[int] = []
         self._open: list[tuple[str, int]] = []
         self._floor: list[int] = [-1, False]
@@ -76,6 +78,10 @@ class Listener:
         """Paths of modules that are no more than a frame around others: what these give is looked at too."""
         self.gate_like: dict[str, tuple[Node, int, Tensor, int]] = {}
         """First outputs of modules that are called gates: node, which of its outputs, the tensor and its version."""
+        self.hearing: Hearing | None = None
+        """The modules that are listened to; None for all."""
+        self.outermost: set[str] = set()
+        """Paths of modules that ran inside no other, wrappers aside; gathered by the hooks."""
         self.without_gradient: dict[str, None] = {}
         """Paths of modules that ran without a gradient."""
 
@@ -84,19 +90,20 @@ class Listener:
         """In the order in which they ended."""
         return map(SeenCall._make, self.rows)
 
-    def limit(self, most: int, wrappers: frozenset[str]) -> None:
+    def limit(self, most: int, wrappers: frozenset[str], hearing: Hearing | None = None) -> None:
         """Get ready for the calls of a model.
 
         Args:
             most: how many are taken at most.
             wrappers: see there.
+            hearing: see there.
         """
-        self.most, self.wrappers = most, wrappers
+        self.most, self.wrappers, self.hearing = most, wrappers, hearing
         if self.keeps:
             lists = self.rows, self.nodes, self.slots, self._tensors, self._versions
-            self.hear = (
-                kernel_calls.hearing(_sequence_number, self._open, *lists, self._floor, wrappers, most) or _leave
-            )
+            ends: frozenset[str] = frozenset() if hearing is None else hearing.ended
+            limits = self._floor, wrappers, most, ends
+            self.hear = kernel_calls.hearing(_sequence_number, self._open, *lists, *limits) or _leave
 
     @property
     def is_early(self) -> bool:
@@ -227,10 +234,24 @@ class Listener:
         for noted in (self.rows, self.nodes, self.slots):
             noted.clear()
 
+    def complete(self, rows: list[_Row], nodes: list[Node], slots: list[int]) -> None:
+        """Take in the calls of all modules, where the graph says what those were that were not listened to.
+
+        Args:
+            rows: the calls.
+            nodes: the node of each tensor that one of them gave or took.
+            slots: which of the node's outputs it is.
+        """
+        heard = zip(self.nodes, self.slots, self._tensors, self._versions, strict=True)
+        kept = {(node, slot): (tensor, version) for node, slot, tensor, version in heard}
+        found = [kept.get(key, (None, 0)) for key in zip(nodes, slots, strict=True)]
+        self.rows, self.nodes, self.slots, self.hearing = rows, nodes, list(slots), None
+        self._tensors, self._versions = [tensor for tensor, _ in found], [version for _, version in found]
+
     def tensor(self, position: int) -> Tensor | None:
         """A kept tensor, detached, unless something was written into it since."""
         tensor = self._tensors[position]
-        return tensor.detach() if tensor._version == self._versions[position] else None
+        return tensor.detach() if tensor is not None and tensor._version == self._versions[position] else None
 
 
 def _leave(*_: object) -> int:

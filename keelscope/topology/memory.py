@@ -7,13 +7,14 @@ anew each time are tensors and weights. Where something depends on more, nothing
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from torch import Tensor
 from torch.autograd.graph import Node
 
 from keelscope.topology.graph import Graph, Key
+from keelscope.topology.hearing import Hearing, Shown, enough
 from keelscope.topology.imprint import Imprint
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGraph, Places
@@ -24,9 +25,11 @@ from keelscope.topology.terms import Factor
 __all__ = ["Memory"]
 
 _MOST = 2
+_FIRST_PATIENCE, _GROWTH = 2, 4
+"""Graphs of a known shape until fewer modules are listened to; how many times more once another was missed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Reading:
     """One reading."""
 
@@ -38,25 +41,55 @@ class _Reading:
     factors: tuple[Factor, ...]
     """The weights that recipes take."""
 
+    ends: frozenset[str] | None = None
+    """Modules of which it is enough to hear that they end."""
+    excerpt: tuple[Hearing, Imprint, dict[Key, int]] | None = None
+    """Imprint and positions where not all modules are listened to."""
+
     def again(self, listener: Listener) -> LiveGraph | None:
         """The same places in another graph; None if it has another shape, or something is not there this time."""
-        nodes = self.imprint.nodes_of(listener)
+        imprint, positions = self._as_heard(listener.hearing)
+        nodes = imprint.nodes_of(listener) if len(positions) == len(self.positions) else None
         if nodes is None or not _are_kept(nodes, self.factors):
             return None
         tensors: dict[Key, Tensor] = {}
-        for key, position in self.positions.items():
+        for key, position in positions.items():
             tensor = listener.tensor(position)
             if tensor is None:
                 return None
             tensors[key] = tensor
         return LiveGraph(self.places, nodes, tensors, functools.partial(kept, nodes))
 
+    def _as_heard(self, hearing: Hearing | None) -> tuple[Imprint, dict[Key, int]]:
+        if hearing is None:
+            return self.imprint, self.positions
+        if self.excerpt is None or self.excerpt[0] is not hearing:
+            imprint = self.imprint.excerpt(hearing)
+            self.excerpt = hearing, imprint, _first_positions(imprint.keys, self.positions.keys())
+        return self.excerpt[1:]
+
+    def tell(self, listener: Listener) -> bool:
+        """Tell a listener of all calls, if its graph differs from this one in sizes, types and numbers alone."""
+        return self.imprint.tell(listener, self._as_heard(listener.hearing)[0])
+
+    def look_for_ends(self, begun: Set[str]) -> None:
+        """Work out which modules show what has to be known, beside those whose calls are heard from the beginning."""
+        wanted: set[Shown] = {*self.positions, *self.imprint.tops}
+        self.ends = enough(self.imprint.shown(), wanted, begun)
+
 
 class Memory:
     """The latest readings of one model."""
 
     def __init__(self) -> None:
+        self.hearing: Hearing | None = None
+        """Modules that it is enough to listen to; None while graphs do not repeat their shape."""
         self._known: list[_Reading] = []
+        self._met, self._patience = 0, _FIRST_PATIENCE
+
+    def hear_all(self) -> None:
+        """Have all modules listened to for a while: what is known may fit no longer."""
+        self.hearing, self._met = None, 0
 
     def recall(self, listener: Listener) -> tuple[Topology, LiveGraph] | None:
         """What was read of an earlier forward, with the nodes and tensors of this one.
@@ -65,13 +98,32 @@ class Memory:
             listener: the calls of the forward.
 
         Returns:
-            Topology and live graph; None if no graph of this shape was read.
+            Topology and live graph; None if no graph of this shape was read. The listener knows all calls then, unless
+            it heard some modules of a graph of another structure.
         """
         for known in self._known:
             live = known.again(listener)
             if live is not None:
+                self._meet(known, listener)
                 return known.topology, live
+        if listener.hearing is not None and any(known.tell(listener) for known in self._known):
+            return None
+        if listener.hearing is not None:
+            self._patience *= _GROWTH
+        self.hear_all()
         return None
+
+    def _meet(self, known: _Reading, listener: Listener) -> None:
+        """A graph had this shape again; after a few of them, fewer modules are listened to."""
+        if listener.hearing is not None:
+            return
+        begun = frozenset({*listener.outermost, *listener.wrappers, ""})
+        if known.ends is None:
+            known.look_for_ends(begun)
+        self._met += 1
+        if self._met >= self._patience and known.ends is not None:
+            ends = frozenset().union(*(one.ends for one in self._known if one.ends is not None))
+            self.hearing = Hearing(begun, ends - begun)
 
     def learn(self, listener: Listener, graph: Graph, topology: Topology, live: LiveGraph) -> None:
         """Remember a reading, if the next one of the same shape would be the same.
@@ -86,13 +138,23 @@ class Memory:
         factors = tuple(factor for recipe in recipes for factor in recipe.factors())
         if any(start < 0 for _, _, (start, _), *_ in listener.rows) or not _are_kept(live.nodes, factors):
             return
-        wanted = {key for recipe in recipes for key in recipe.keys}
-        positions: dict[Key, int] = {}
-        for position, key in enumerate(listener.keys(graph)):
-            if key is not None and key in wanted & live.tensors.keys():
-                positions.setdefault(key, position)
+        wanted = {key for recipe in recipes for key in recipe.keys(live.tensors)}
+        positions = _first_positions(listener.keys(graph), wanted & live.tensors.keys())
         reading = _Reading(topology, live.places, Imprint(graph, listener), positions, factors)
         self._known = [reading, *self._known][:_MOST]
+        if self.hearing is not None:
+            reading.look_for_ends(self.hearing.begun)
+            is_heard = reading.ends is not None and all(path in self.hearing for path in reading.ends)
+            if not is_heard or any(len(known.positions) > len(positions) for known in self._known):
+                self.hear_all()
+
+
+def _first_positions(keys: Sequence[Key | None], wanted: Set[Key]) -> dict[Key, int]:
+    found: dict[Key, int] = {}
+    for position, key in enumerate(keys):
+        if key is not None and key in wanted:
+            found.setdefault(key, position)
+    return found
 
 
 def _are_kept(nodes: Sequence[Node], factors: Iterable[Factor]) -> bool:

@@ -5,7 +5,7 @@ A recipe names places of a graph, not its nodes, so that it serves for every gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -50,10 +50,18 @@ class Recipe:
     total: Key
     """The sum."""
 
-    @property
-    def keys(self) -> tuple[Key, ...]:
-        """The tensors that it takes."""
-        return self.stream, self.total, *(key for key, _ in self.branch)
+    def keys(self, tensors: Container[Key]) -> tuple[Key, ...]:
+        """The tensors that it takes.
+
+        Args:
+            tensors: those that there are.
+
+        Returns:
+            The stream, and the parts of the branch, or the sum where not all of these are there.
+        """
+        parts = tuple(key for key, _ in self.branch)
+        is_whole = parts and all(key in tensors for key in parts)
+        return (self.stream, *parts) if is_whole else (self.stream, self.total, *parts)
 
     def factors(self) -> Iterable[Factor]:
         """The weights that it takes.
