@@ -16,12 +16,13 @@ from torch.utils.checkpoint import checkpoint
 import keelscope as ks
 from keelscope import kernel
 from keelscope.probe import resolve_probes
+from keelscope.ears import Ear
 from keelscope.structure import Look
 
 SUBLAYERS = [replace(probe, every=1) for probe in resolve_probes("sublayers")]
 MORE = [*SUBLAYERS, *resolve_probes("outputs,gradients")]
 """Gradients of every output show when a backward pass begins, wherever it does."""
-STEPS = 7
+STEPS = 13
 
 
 class Block(nn.Module):
@@ -109,7 +110,7 @@ def evaluated(model, tokens, step):
 
 
 def failed(model, tokens, step):
-    if step in {2, 4}:
+    if step in {2, 4, 9}:
         model.body.blocks[2].raises = True
         with suppress(ValueError):
             model(tokens)
@@ -118,30 +119,30 @@ def failed(model, tokens, step):
 
 
 def checkpointed(model, tokens, step):
-    model.body.blocks[1].is_checkpointed = step > 2
+    model.body.blocks[1].is_checkpointed = step > 8
     return from_block(-1, model, tokens, step)
 
 
 def longer(model, tokens, step):
-    return middle_too(model, tokens[:, : 3 + step // 2], step)
+    return middle_too(model, tokens[:, : 3 + step // 4], step)
 
 
 def swapped(model, tokens, step):
-    if step == 3:
+    if step in {3, 9}:
         torch.manual_seed(1)
         model.body.blocks[1].fall = nn.Linear(16, 8)
     return middle_too(model, tokens, step)
 
 
 def removed(model, tokens, step):
-    if step == 3:
+    if step in {3, 9}:
         del model.body.blocks[1]
     return middle_too(model, tokens, step)
 
 
 def traced(model, tokens, step):
     """Calls that open no row, though they have gradients."""
-    if step in {2, 3}:
+    if step in {2, 3, 9}:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             torch.jit.trace(model, tokens, check_trace=False)
@@ -247,3 +248,23 @@ def test_steps_without_a_row_are_not_listened_to():
             plain(model, torch.arange(6)[None], step).backward()
             optimizer.step()
     assert heard == [step % 3 == 0 for step in range(8)]
+
+
+@pytest.mark.parametrize("way", [plain, middle_too, of_body, longer])
+def test_a_few_modules_are_listened_to_once_graphs_repeat_their_shape(way):
+    torch.manual_seed(0)
+    model, heard = Net(), []
+
+    def noted(model, tokens, step):
+        placed = [[*map(type, (m._forward_hooks | m._forward_pre_hooks).values())] for m in model.modules()]
+        before = [any(isinstance(hook, Ear) for hook in m._forward_pre_hooks.values()) for m in model.modules()]
+        heard.append((sum(Ear in hooks for hooks in placed), sum(before)))
+        return way(model, tokens, step)
+
+    values = sublayers(train(model, noted, SUBLAYERS))
+    every = len([module for module in model.modules() if not isinstance(module, nn.ModuleList)])
+    ends, beginnings = heard[-1]
+    assert min(ends for ends, _ in heard[1:3]) >= every
+    assert ends <= 2 * every // 3
+    assert beginnings <= len(model.body.blocks) + 6
+    assert all(np.isfinite(found[1:]).all() for found in values.values())
