@@ -70,8 +70,7 @@ class Ear(Unscriptable):
         listener = look.listener
         heard = 0 if listener is None else listener.hear(self.path, module, args, others)
         if heard:
-            if heard > 1 and listener is not None:
-                listener.outermost.add(self.path)
+            if heard > 1:
                 look.ended(others[1])
         elif not others:
             self._before(look, module)

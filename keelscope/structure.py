@@ -127,7 +127,7 @@ class Look:
         self._left = most
         heard = self._reader.listener
         if heard is not None and self._ears is not None:
-            heard.limit(most, self._ears.wrappers, self._ears.hearing)
+            heard.limit(most, self._ears.wrappers, self._ears.hearing, self._begins, self._breaks)
             heard.is_early = self._is_ahead
         self.listener = None if self._is_first else heard
 

@@ -7,7 +7,7 @@
 #define MOST 6 /* tensors of a call */
 
 static struct {
-    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused, *begun; /* names */
+    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused, *begun, *passed; /* names */
     PyObject *unheard; /* when a call began of which only the end is heard */
 } words;
 
@@ -28,6 +28,7 @@ static int get_ready(void) {
     words.module = PyUnicode_InternFromString("module");
     words.is_refused = PyUnicode_InternFromString("is_refused");
     words.begun = PyUnicode_InternFromString("hears_beginning");
+    words.passed = PyUnicode_InternFromString("passed");
     words.unheard = PyLong_FromLong(-1);
     return words.unheard != NULL;
 }
@@ -73,8 +74,8 @@ static int add(PyObject *const *lists, const Noted *noted) {
 /* Of a listener, in this order: what tells sequence numbers; its open calls, as path and number; the lists that calls are
    noted in; how many of the open calls are around the first call of a forward (-1: that has not ended), and whether a step
    is yet to begin; the paths of wrappers; how many calls are noted at most; the paths of modules of which only the end is
-   heard. */
-enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, ENDS, PARTS };
+   heard, and of those that ran inside no other; the hook on what these give, and keelscope.unwinding.Breaks. */
+enum { NUMBER, OPEN, CALLS, LISTS, FLOOR = LISTS + 4, WRAPPERS, MOST_CALLS, ENDS, OUTERMOST, BEGINS, BREAKS, PARTS };
 
 static PyObject *part(PyObject *listener, int which) { return PyTuple_GetItem(listener, which); }
 
@@ -138,7 +139,20 @@ static int note(PyObject *listener, PyObject *const *call, PyObject *start, cons
     return failed ? -1 : 1;
 }
 
-/* 1: noted inside of another call; 2: noted, and no other is running; 0: left to Python; -1 with an exception. */
+/* A call inside no other has ended, as keelscope.structure.Look.ended; 2: its output is left to Python. */
+static int end_outermost(PyObject *listener, PyObject *path, PyObject *output) {
+    PyObject *told = NULL;
+    if (PySet_Add(part(listener, OUTERMOST), path) < 0) return -1;
+    PyObject *hook = part(listener, BEGINS);
+    PyObject *node = hook == Py_None || known.register_hooks == NULL ? NULL : hook_plainly(output, hook);
+    if (node != NULL) told = PyObject_CallMethodObjArgs(part(listener, BREAKS), words.passed, node, NULL);
+    forgive();
+    Py_XDECREF(told);
+    Py_XDECREF(node);
+    return PyErr_Occurred() ? -1 : node != NULL ? 1 : 2;
+}
+
+/* 1: noted; 2: noted, and no other is running; 0: left to Python; -1 with an exception. */
 static int ends(PyObject *listener, PyObject *const *call, PyObject *output) {
     Noted noted[MOST + 1];
     memset(noted, 0, sizeof noted);
@@ -149,7 +163,7 @@ static int ends(PyObject *listener, PyObject *const *call, PyObject *output) {
     if (found == 0) PyErr_Clear();
     if (found <= 0) return found;
     const int inside = is_inside(listener);
-    return inside < 0 ? -1 : 2 - inside;
+    return inside ? inside : end_outermost(listener, call[0], output);
 }
 
 /* hear_call(listener, path, module, args, others): what a hook before or after a module gets; the answer of `ends`, and 1

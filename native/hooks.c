@@ -119,13 +119,6 @@ static int is_plain_forward(void) {
     return number == -1;
 }
 
-/* The node behind a tensor, new; NULL for leaves. */
-static PyObject *node_of(PyObject *tensor) {
-    PyObject *node = ask(tensor, &known.grad_fn);
-    if (node == Py_None) Py_CLEAR(node);
-    return node;
-}
-
 static int requires_grad(PyObject *tensor) { return is_true(ask(tensor, &known.requires_grad)); }
 
 /* The one tensor that the call was given, borrowed; NULL if it was given something else. */
@@ -181,25 +174,11 @@ static void show_node(Page *page, PyObject *node) {
     Py_XDECREF(told);
 }
 
-/* As keelscope.leaves.hook_gradient, for tensors without hooks. */
 static int put_hook(PyObject *tensor, PyObject *hook, Page *page) {
-    PyObject *node = node_of(tensor), *there = ask(tensor, &known.hooks);
-    PyObject *hooks = NULL, *done = NULL;
-    int is_put = 0;
-    if (node != NULL && there == Py_None && (PyObject *)Py_TYPE(tensor) == torch.tensor) {
-        hooks = PyObject_CallNoArgs(known.ordered);
-        if (hooks != NULL && PyObject_SetItem(hooks, hook, hook) == 0 &&
-            PyObject_SetAttr(tensor, known.hooks.name, hooks) == 0) {
-            done = PyObject_CallMethodObjArgs(node, known.register_hooks, tensor, NULL);
-            is_put = done != NULL;
-            if (is_put) show_node(page, node);
-        }
-    }
-    Py_XDECREF(done);
-    Py_XDECREF(hooks);
-    Py_XDECREF(there);
+    PyObject *node = hook_plainly(tensor, hook);
+    if (node != NULL) show_node(page, node);
     Py_XDECREF(node);
-    return is_put;
+    return node != NULL;
 }
 
 static int put_arrival(Page *page, Py_ssize_t site, PyObject *target, const Place *output) {

@@ -79,6 +79,13 @@ PyObject *ask(PyObject *tensor, const Attribute *attribute);
 /* Finds the way to an attribute, once the classes are known. */
 void get_to(Attribute *attribute, const char *name);
 
+/* The node behind a tensor, new; NULL for leaves. */
+PyObject *node_of(PyObject *tensor);
+
+/* As keelscope.leaves.hook_plainly: puts a hook on the gradient of a tensor without hooks that an operation made. The node
+   behind it, new; NULL where none was put. */
+PyObject *hook_plainly(PyObject *tensor, PyObject *hook);
+
 /* Takes a new reference; whether it is True. */
 int is_true(PyObject *owned);
 

@@ -24,6 +24,7 @@ from keelscope.topology.graph import Graph, Key
 from keelscope.topology.hearing import Hearing
 from keelscope.topology.live import LiveOutput
 from keelscope.topology.module_calls import ModuleCall
+from keelscope.unwinding import Breaks
 
 __all__ = ["Listener", "SeenCall"]
 
@@ -63,8 +64,8 @@ class Listener:
         """Calls that `hear` takes at most."""
         self.hear: Callable[..., int] = _leave
         """Takes a path and what a hook gets before or after the call, if the compiled kernel can: tensors in, one
-        tensor with a gradient out. Gives 0 where `before` or `after` is to be called, 2 where a call was noted and
-        `is_inside` is False, 1 where nothing is left to do."""
+        tensor with a gradient out. Gives 0 where `before` or `after` is to be called, 2 where a call was noted,
+        `is_inside` is False and no hook put on what it gave, 1 where nothing is left to do."""
         self.nodes: list[Node] = []
         """The node of each tensor with a gradient that a call gave or took."""
         self.slots: list[int] = []
@@ -90,20 +91,29 @@ class Listener:
         """In the order in which they ended."""
         return map(SeenCall._make, self.rows)
 
-    def limit(self, most: int, wrappers: frozenset[str], hearing: Hearing | None = None) -> None:
+    def limit(
+        self,
+        most: int,
+        wrappers: frozenset[str],
+        hearing: Hearing | None = None,
+        begins: Callable[[Tensor], None] | None = None,
+        breaks: Breaks | None = None,
+    ) -> None:
         """Get ready for the calls of a model.
 
         Args:
             most: how many are taken at most.
             wrappers: see there.
             hearing: see there.
+            begins: a hook for what modules put out that ran inside no other, where that is not left to `hear`'s caller.
+            breaks: told of the nodes that it is put on.
         """
         self.most, self.wrappers, self.hearing = most, wrappers, hearing
         if self.keeps:
             lists = self.rows, self.nodes, self.slots, self._tensors, self._versions
             ends: frozenset[str] = frozenset() if hearing is None else hearing.ended
-            limits = self._floor, wrappers, most, ends
-            self.hear = kernel_calls.hearing(_sequence_number, self._open, *lists, *limits) or _leave
+            limits = self._floor, wrappers, most, ends, self.outermost
+            self.hear = kernel_calls.hearing(_sequence_number, self._open, *lists, *limits, begins, breaks) or _leave
 
     @property
     def is_early(self) -> bool:
