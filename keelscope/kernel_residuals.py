@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def residual_gradients(*tensors: Tensor) -> bytes | None:
 
 
 def residual_rows(
-    operands: list[tuple[Tensor, Tensor, Tensor]], flags: list[Tensor | None] | None = None
+    operands: Sequence[tuple[Tensor, ...]], flags: list[Tensor | None] | None = None
 ) -> tuple[NDArray[np.float64], list[int]] | None:
     """`residual_sums` of many sub-layers in one call, or `residual_weight` without flags.
 
@@ -68,7 +69,7 @@ def residual_rows(
     """
     if kernel._native is None:
         return None
-    packed, left = kernel._native.residual_rows(flags, operands)
+    packed, left = kernel._native.residual_rows(flags, list(operands))
     return np.frombuffer(packed).reshape(len(operands), 2 if flags is None else 8), left
 
 

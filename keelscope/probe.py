@@ -139,7 +139,7 @@ class TensorProbe:
     the sites that are worth recording."""
     together: Together | None = None
     """Optional, with the tap `Tap.RESIDUAL_SUM` and statistics of one kind of terms: what `views` and the terms make of
-    many observations, in one call."""
+    many observations, in one call; the tensors are still in the graph."""
 
     def fits(self, owner: nn.Module) -> bool:
         """Whether `chooses` takes the module."""

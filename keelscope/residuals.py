@@ -25,7 +25,7 @@ from keelscope.pages import Block, Blocks, no_blocks
 from keelscope.paths import PathFlow, PathGradients, Routes
 from keelscope.probe import Axis, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
-from keelscope.topology import LiveGraph, Places, Topology
+from keelscope.topology import LiveGraph, Operands, Places, Topology
 
 __all__ = ["ResidualHooks"]
 
@@ -106,10 +106,12 @@ class ResidualHooks:
             self._plan(topology, live)
         due = self._due(Tap.RESIDUAL_SUM)
         if due:
-            found = [(sublayer.index, met) for sublayer, met in live.operands()]
+            found = list(live.operands())
+            indices, met = [sublayer.index for sublayer, _ in found], [operands for _, operands in found]
             for task in due:
-                for place in self._left(task, found):
-                    self._measure([task], *found[place], board)
+                for place in self._left(task, indices, met):
+                    plain = tuple(tensor.detach() for tensor in met[place])
+                    self._measure([task], indices[place], plain, board)
         due = self._due(Tap.RESIDUAL_GRADIENTS)
         if self._routes is not None and due:
             sums = not self._rows.keys() & _keys(due) and all(map(_is_summed, due))
@@ -117,23 +119,23 @@ class ResidualHooks:
             self._flow = PathFlow(live, self._reporter(due, board), self._routes, sums=sums)
             self._flow.attach()
 
-    def _left(self, task: _Task, found: Sequence[tuple[int, Tensors]]) -> Sequence[int]:
+    def _left(self, task: _Task, indices: Sequence[int], met: Sequence[Operands]) -> Sequence[int]:
         """Have a probe measure many sub-layers in one call, if it can; the places of those that it has not measured."""
         probe, wanted = task
         together = probe.together if isinstance(probe, TensorProbe) and len(wanted) == 1 else None
-        if together is None or not found or wanted[0][0] in self._rows:
-            return range(len(found))
-        indices = [index for index, _ in found]
+        if together is None or not met or wanted[0][0] in self._rows:
+            return range(len(met))
         try:
-            measured = together([tensors for _, tensors in found], [self._owners[index] for index in indices])
+            measured = together(met, [self._owners[index] for index in indices])
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(self, error, probe.name)
             return ()
         if measured is None:
-            return range(len(found))
+            return range(len(met))
         rows, left = measured
-        seen = np.ones(len(found), np.bool_)
-        seen[list(left)] = False
+        seen = np.ones(len(met), np.bool_)
+        if left:
+            seen[list(left)] = False
         self._rows[wanted[0][0]] = _Rows(self._names, indices, seen, rows)
         return left
 

@@ -259,9 +259,9 @@ class Listener:
         self._tensors, self._versions = [tensor for tensor, _ in found], [version for _, version in found]
 
     def tensor(self, position: int) -> Tensor | None:
-        """A kept tensor, detached, unless something was written into it since."""
+        """A kept tensor, unless something was written into it since."""
         tensor = self._tensors[position]
-        return tensor.detach() if tensor is not None and tensor._version == self._versions[position] else None
+        return tensor if tensor is not None and tensor._version == self._versions[position] else None
 
 
 def _leave(*_: object) -> int:

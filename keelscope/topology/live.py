@@ -94,7 +94,7 @@ class LiveGraph:
     nodes: Sequence[Node]
     """Each after all nodes it takes its inputs from."""
     tensors: Mapping[Key, Tensor]
-    """What modules took and gave, as far as it was kept."""
+    """What modules took and gave, as far as it was kept, in the graph."""
     weigh: Weigh
     """Reads weights."""
     graph: Graph | None = None

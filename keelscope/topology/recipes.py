@@ -26,7 +26,7 @@ _WHOLE: tuple[tuple[Factor, ...], ...] = ((),)
 
 
 class Operands(NamedTuple):
-    """What meets in a residual sum, detached."""
+    """What meets in a residual sum, in the graph."""
 
     stream: Tensor
     """x."""
@@ -82,10 +82,10 @@ class Recipe:
         Returns:
             The operands; None if one of them is no longer there, or its weight cannot be read.
         """
-        if self.shortcut == _WHOLE and len(self.branch) == 1 and not self.branch[0][1]:
-            as_they_are = self._unweighted(tensors)
-            if as_they_are is not None:
-                return as_they_are
+        return self._unweighted(tensors) or self._weighted(tensors, weigh)
+
+    @torch.no_grad()
+    def _weighted(self, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Operands | None:
         stream, weight = tensors.get(self.stream), _total(self.shortcut, weigh)
         if stream is None or weight is None:
             return None
@@ -99,6 +99,8 @@ class Recipe:
 
     def _unweighted(self, tensors: Mapping[Key, Tensor]) -> Operands | None:
         """Most sums: both operands are kept tensors in the type of the sum."""
+        if self.shortcut != _WHOLE or len(self.branch) != 1 or self.branch[0][1]:
+            return None
         stream, branch = tensors.get(self.stream), tensors.get(self.branch[0][0])
         if stream is None or branch is None or stream.dtype is not self.dtype or branch.dtype is not self.dtype:
             return None

@@ -79,11 +79,7 @@ def _sum_rows(
     flags = [
         None if isinstance(norm, nn.Identity) else _norm_flags(s[0]) for s, norm in zip(several, norms, strict=True)
     ]
-    return kernel_residuals.residual_rows(_triples(several), flags)
-
-
-def _triples(several: Sequence[Tensors]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    return [(stream, shortcut, branch) for stream, shortcut, branch in several]
+    return kernel_residuals.residual_rows(several, flags)
 
 
 def _norm_flags(stream: Tensor) -> Tensor:
@@ -168,7 +164,7 @@ def _gain_rows(
     several: Sequence[Tensors], norms: Sequence[nn.Module]
 ) -> tuple[NDArray[np.float64], Sequence[int]] | None:
     """`_gain_view` and the terms of many sub-layers; those with a norm are left out."""
-    found = kernel_residuals.residual_rows(_triples(several))
+    found = kernel_residuals.residual_rows(several)
     if found is None:
         return None
     normed = [i for i, norm in enumerate(norms) if not isinstance(norm, nn.Identity)]
