@@ -244,7 +244,7 @@ class Look:
     def ended(self, output: object) -> None:
         """See to it that the graph is read before anything of the model has run backward."""
         for _, tensor in floating_leaves(output):
-            if tensor.grad_fn is not None:
+            if tensor.grad_fn is not None and self._begins not in (tensor._backward_hooks or ()):
                 hook_gradient(tensor, self._begins, self._breaks)
 
 

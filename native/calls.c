@@ -139,11 +139,20 @@ static int note(PyObject *listener, PyObject *const *call, PyObject *start, cons
     return failed ? -1 : 1;
 }
 
+/* Whether a tensor has a hook; the last module and the model give the same. */
+static int is_hooked(PyObject *tensor, PyObject *hook) {
+    PyObject *hooks = ask(tensor, &known.hooks);
+    const int found = hooks != NULL && hooks != Py_None && PyMapping_HasKey(hooks, hook);
+    Py_XDECREF(hooks);
+    return found;
+}
+
 /* A call inside no other has ended, as keelscope.structure.Look.ended; 2: its output is left to Python. */
 static int end_outermost(PyObject *listener, PyObject *path, PyObject *output) {
     PyObject *told = NULL;
     if (PySet_Add(part(listener, OUTERMOST), path) < 0) return -1;
     PyObject *hook = part(listener, BEGINS);
+    if (known.register_hooks != NULL && is_hooked(output, hook)) return 1;
     PyObject *node = hook == Py_None || known.register_hooks == NULL ? NULL : hook_plainly(output, hook);
     if (node != NULL) told = PyObject_CallMethodObjArgs(part(listener, BREAKS), words.passed, node, NULL);
     forgive();
@@ -167,7 +176,7 @@ static int ends(PyObject *listener, PyObject *const *call, PyObject *output) {
 }
 
 /* hear_call(listener, path, module, args, others): what a hook before or after a module gets; the answer of `ends`, and 1
-   where a call starts. Calls in backward passes and those of the model itself are left to Python. */
+   where a call starts. Calls in backward passes are left to Python. */
 PyObject *hear_call(PyObject *module, PyObject *const *arguments, Py_ssize_t given) {
     (void)module;
     if (given != 5 || !get_ready() || !PyTuple_Check(arguments[0]) || PyTuple_Size(arguments[0]) != PARTS)
@@ -179,7 +188,7 @@ PyObject *hear_call(PyObject *module, PyObject *const *arguments, Py_ssize_t giv
     int found = 0;
     Py_XDECREF(task);
     if (is_ordinary && more == 0) found = starts(listener, arguments[1]);
-    else if (is_ordinary && more == 2 && PyUnicode_GetLength(arguments[1]) > 0 && PyDict_Size(PyTuple_GetItem(others, 0)) == 0)
+    else if (is_ordinary && more == 2 && PyDict_Size(PyTuple_GetItem(others, 0)) == 0)
         found = ends(listener, arguments + 1, PyTuple_GetItem(others, 1));
     forgive();
     return PyErr_Occurred() ? NULL : PyLong_FromLong(found < 0 ? 0 : found);

@@ -140,7 +140,10 @@ static int hand(Flow *flow, const int32_t *reader, PyObject *part) {
 
 static PyObject *detached(PyObject *gradients, Py_ssize_t index) {
     PyObject *gradient = PyTuple_Check(gradients) && index < PyTuple_Size(gradients) ? PyTuple_GetItem(gradients, index) : NULL;
-    return gradient == NULL || gradient == Py_None ? NULL : PyObject_CallMethodObjArgs(gradient, words.detach, NULL);
+    if (gradient == NULL || gradient == Py_None) return NULL;
+    if (!is_true(ask(gradient, &known.requires_grad)) && !PyErr_Occurred()) return Py_NewRef(gradient);
+    PyErr_Clear();
+    return PyObject_CallMethodObjArgs(gradient, words.detach, NULL);
 }
 
 /* Record: arrivals as stream tensor and output, starts of hops, sub-layers whose sum it is, readers. */

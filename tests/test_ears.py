@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 import keelscope as ks
 from keelscope import kernel
-from keelscope.probe import resolve_probes
 from keelscope.ears import Ear
+from keelscope.probe import resolve_probes
 from keelscope.structure import Look
 
 SUBLAYERS = [replace(probe, every=1) for probe in resolve_probes("sublayers")]

@@ -192,6 +192,7 @@ def test_sums_are_taken_once_and_no_hook_is_left():
     assert reported == []
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph:UserWarning")
 def test_an_error_inside_a_hook_is_said_and_training_goes_on(monkeypatch):
     flow, loss, _ = watched_graph(4)
 
@@ -200,7 +201,7 @@ def test_an_error_inside_a_hook_is_said_and_training_goes_on(monkeypatch):
 
     monkeypatch.setattr(flow, "_report", fail)
     monkeypatch.setattr(torch.Tensor, "detach", fail)
-    with pytest.warns(RecordingWarning, match="spoiled"):
-        loss.backward()
+    with pytest.warns(RecordingWarning, match="spoiled"):  # gradients in a graph are detached
+        loss.backward(create_graph=True)
     monkeypatch.undo()
     flow.detach()
