@@ -156,6 +156,8 @@ class Look:
         live, reader.live = reader.live, None
         if live is not None:
             self.on_read(topology, live)
+        elif self._keeps:
+            _log.info("structure: a graph of another structure than before; its sub-layers are not recorded.")
         self._reader = reader
         if reader.is_waiting and self._is_first:
             self._hang(on=True)
