@@ -129,7 +129,7 @@ class Imprint:
             other._slots += self._slots[first:last]
             other._places += self._places[first:last]
         other._shift = other._calls[0][2] if chosen else 0
-        other._packed = other._pack()
+        other._packed = _packed_places(other._places), *self._packed[1:]
         return other
 
     def tell(self, listener: Listener, excerpt: Imprint) -> bool:
@@ -171,7 +171,7 @@ class Imprint:
         leaves = {i: False if parameter is None else parameter for i, parameter in self._leaves.items()}
         marks: dict[int, object] = {**self._names, **leaves}
         return (
-            np.array(self._places, np.int32).tobytes(),
+            _packed_places(self._places),
             np.array(edges, np.int32).tobytes(),
             np.array([0 if i in leaves else number for i, number in enumerate(self._numbers)], np.int64).tobytes(),
             tuple(self._kinds),
@@ -242,6 +242,10 @@ def _is_tensor(node: Node, output: int, shape: object, dtype: torch.dtype | None
     except (IndexError, AttributeError, RuntimeError, TypeError, ValueError):
         return shape is None and dtype in {None, dtype_of(node, output)}
     return is_shape and (dtype is None or found.dtype == dtype)
+
+
+def _packed_places(places: list[int]) -> bytes:
+    return np.array(places, np.int32).tobytes()
 
 
 def _origin(listener: Listener) -> int:
