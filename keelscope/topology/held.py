@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Container
 
 from torch import nn
 
-__all__ = ["Held"]
+from keelscope.identities import Identities
+
+__all__ = ["Held", "Own"]
+
+
+class Own:
+    """The parameters of a model by identity; their names are made when the first one is asked for, as few models do.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known = Identities(map(id, model.parameters()))
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._known
+
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """Of all of them."""
+        return {id(parameter): name for name, parameter in self._model.named_parameters()}
 
 
 class Held:

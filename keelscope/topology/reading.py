@@ -15,7 +15,7 @@ from keelscope.topology.coefficients import Coefficients, product
 from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
-from keelscope.topology.held import Held
+from keelscope.topology.held import Held, Own
 from keelscope.topology.in_place import InPlaceSums
 from keelscope.topology.live import LiveGate, LiveGraph, Places, Recipes, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
@@ -69,7 +69,7 @@ class Reading:
         norms: dict[Key, Norm] = {}
         self.graph = graph
         self._sites = CallSites(graph, calls, entries)
-        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        own = Own(model)
         terms = Terms(graph, own, norms)
         inside = find_norms(terms, norms, calls)
         for call in calls:
@@ -81,8 +81,7 @@ class Reading:
         self.in_place = InPlaceSums(sums)
         """Weights that only a backward pass shows."""
         beside = {} if held is None else held.beside(own)
-        named = {**beside, **own} if beside else own
-        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, named)
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, own, beside)
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)
