@@ -9,6 +9,7 @@ made of its sums waits for the others.
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from dataclasses import dataclass
 
@@ -57,8 +58,6 @@ class Batch:
     """A buffer of entries that are still to be summed."""
 
     def __init__(self) -> None:
-        self._raw, self._room = np.empty(_BYTES, dtype=np.uint8), Room()
-        self._address = self._raw.ctypes.data
         self._moments: dict[int, tuple[_Table, list[int], list[Moments]]] = {}
         """Identity of a table -> it, rows of it, and what goes there."""
         self._tokens: dict[tuple[int, Shape], tuple[_Table, list[int], list[_Table]]] = {}
@@ -68,6 +67,19 @@ class Batch:
         self._last: _Run | None = None
         self._used = 0
         self._lock = threading.Lock()  # autograd calls hooks from one thread per device
+
+    @functools.cached_property
+    def _raw(self) -> NDArray[np.uint8]:
+        """The buffer; the compiled kernel needs none."""
+        return np.empty(_BYTES, dtype=np.uint8)
+
+    @functools.cached_property
+    def _address(self) -> int:
+        return self._raw.ctypes.data
+
+    @functools.cached_property
+    def _room(self) -> Room:
+        return Room()
 
     def put(self, place: Place, routines: int, shape: Shape | None, table: NDArray[np.float64], row: int) -> None:
         """Take terms of a tensor, now or later.

@@ -184,9 +184,9 @@ class Bulk:
         detached = [(i, (tensor.detach(),)) for i, tensor in tensors]
         views = [(i, view) for i, one in detached if (view := one if plain else self._view(probe, i, one))]
         for terms in terms_of(probe) if views else ():
-            slots = _put_all(terms, [view for _, view in views], step)
+            slots, key = _put_all(terms, [view for _, view in views], step), (probe.name, terms)
             for (i, _), slot in zip(views, slots, strict=True):
-                found.setdefault(i, {})[probe.name, terms] = slot
+                found.setdefault(i, {})[key] = slot
 
     def _view(self, probe: Probe, i: int, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
         owner = self._owners[i]()

@@ -32,6 +32,7 @@ from keelscope.leaves import (
     floating_leaves,
     hook_gradient,
     hookable,
+    removed_with,
 )
 from keelscope.placements import Placements
 from keelscope.probe import Probe, Tap, fits_site
@@ -59,9 +60,8 @@ class ModuleHooks:
         self._sought = frozenset(site for site, w in enumerate(modules) if w.site.role == SOUGHT)
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
-        self._handles = ExitStack()
+        self._handles, self._before = ExitStack(), ExitStack()
         self._placements = Placements()
-        self._before = ExitStack()
         self._awaited: tuple[int, ...] = ()
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
@@ -158,14 +158,14 @@ class ModuleHooks:
         if wanted == self._awaited:
             return
         self._before.close()
-        self._awaited = wanted
+        self._awaited, handles = wanted, removed_with(self._before)
         for site in wanted:
             module = self._modules[site]()
             if module is not None and not isinstance(module, jit.ScriptModule):
                 if site in self._sought:
                     self._attach_to(site, module, self._before)
                 handle = module.register_forward_pre_hook(InputHook(self, site), with_kwargs=True)
-                self._before.callback(handle.remove)
+                handles.append(handle)
 
     def _attach_to(self, site: int, module: nn.Module, handles: ExitStack) -> None:
         taps = {probe.tap for probe in self.duties.probes(site)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ __all__ = [
     "hook_gradient",
     "hook_plainly",
     "hookable",
+    "removed_with",
 ]
 
 Arguments = tuple[tuple[object, ...], Mapping[str, object]]
@@ -138,6 +140,25 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks
         breaks.passed(node)
     handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     return handle if node is None else None
+
+
+def removed_with(stack: ExitStack) -> list[RemovableHandle]:
+    """A list of handles that are given back together: a callback for each would take more room than they do.
+
+    Args:
+        stack: gives them back when it is closed.
+
+    Returns:
+        The list, to be filled.
+    """
+    handles: list[RemovableHandle] = []
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    stack.callback(remove)
+    return handles
 
 
 def hook_plainly(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks) -> bool:

@@ -27,8 +27,9 @@ from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.distributed import place
 from keelscope.entries import is_unsummed
+from keelscope.identities import Numbered
 from keelscope.lossscale import any_scaler
-from keelscope.passes import make_passes
+from keelscope.passes import hooks_of, make_passes
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
 
@@ -58,16 +59,17 @@ class ParameterHooks:
 
     def __init__(self, parameters: Sequence[WatchedParameter], probes: Sequence[Probe], *, leaf_always: bool) -> None:
         self._parameters = [weakref.ref(watched.parameter) for watched in parameters]
-        self._index = {id(watched.parameter): i for i, watched in enumerate(parameters)}
+        self._index = Numbered(watched.parameter for watched in parameters)
         self._bulk = Bulk(parameters, probes)
         self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
         self._handles, self._has_leaf_hooks = ExitStack(), False
         self._marks: list[Any] = []
         """Ours among the hooks of parameters."""
-        self._resting: tuple[list[Any], set[int]] = [], set()
-        """Those of the recorded step before, and who is hooked where they are put back."""
-        self.hooked: set[int] = set()
+        self._hooked = bytearray(len(parameters))
+        """Of each parameter whether it is hooked."""
+        self._resting: tuple[list[Any], bytearray] = [], bytearray()
+        """Marks of the recorded step before, and who is hooked where they are put back."""
         self.hookings = 0
         """How often a parameter came to them."""
         self._due: _Due | None = None
@@ -110,30 +112,36 @@ class ParameterHooks:
         """Hook every trainable parameter; doing so twice changes nothing."""
         if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
-        if not self.hooked and self._passes.put_back(self._resting[0]):
-            self._marks, self.hooked = self._resting
-        for reference, key in zip(self._parameters, self._index, strict=True) if not self.is_complete else ():
+        if 1 not in self._hooked and self._resting[0] and self._passes.put_back(self._resting[0]):
+            self._marks, self._hooked = self._resting
+        for i, reference in enumerate(self._parameters) if not self.is_complete else ():
             parameter = reference()
-            if parameter is not None and key not in self.hooked:
-                self._hook(parameter, key)
+            if parameter is not None and not self._hooked[i]:
+                self._hook(parameter, i)
 
     @property
     def is_complete(self) -> bool:
         """Whether no parameter is left that `attach_owner` could hook."""
-        return len(self.hooked) == len(self._parameters)
+        return 0 not in self._hooked
+
+    def hooked(self) -> Iterable[int]:
+        """Identity of those that are hooked."""
+        present = (reference() for reference, there in zip(self._parameters, self._hooked, strict=True) if there)
+        return (id(parameter) for parameter in present if parameter is not None)
 
     def attach_owner(self, module: nn.Module) -> None:
         """Hook parameters of a module that were unfrozen or materialised since `attach`."""
         for parameter in module._parameters.values():
-            if parameter is not None and id(parameter) not in self.hooked and id(parameter) in self._index:
-                self._hook(parameter, id(parameter))
+            i = -1 if parameter is None else self._index.number(id(parameter))
+            if parameter is not None and i >= 0 and not self._hooked[i]:
+                self._hook(parameter, i)
 
     def detach(self) -> None:
         """Give every handle back."""
         self._passes.take_off(self._marks)
-        if self.hooked:
-            self._resting = ([], set()) if self._has_leaf_hooks else (self._marks, self.hooked)
-        self._marks, self.hooked = [], set()
+        if 1 in self._hooked:
+            self._resting = ([], bytearray()) if self._has_leaf_hooks else (self._marks, self._hooked)
+        self._marks, self._hooked = [], bytearray(len(self._parameters))
         self._handles.close()
         self._has_leaf_hooks = False
         self._before.clear()
@@ -231,14 +239,13 @@ class ParameterHooks:
         self.has_stepped |= has_any
         return indices, gradients
 
-    def _hook(self, parameter: nn.Parameter, key: int) -> None:
-        """Hook a parameter; the key is its identity, as a number of which there is one object for all who keep it."""
+    def _hook(self, parameter: nn.Parameter, i: int) -> None:
+        """Hook a parameter, where torch lets it."""
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
         if not trainable or not parameter.is_leaf:
             return
-        self.hooked.add(key)
+        self._hooked[i] = 1
         self.hookings += 1
-        i = self._index[key]
         self._place(parameter, i)
         if self._leaf_always or i not in self._covered:
             handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
@@ -247,9 +254,7 @@ class ParameterHooks:
 
     def _place(self, parameter: nn.Parameter, i: int) -> None:
         """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
-        if parameter._post_accumulate_grad_hooks is None:
-            parameter.register_post_accumulate_grad_hook(_ignore).remove()  # torch makes the dictionary
-        hooks = parameter._post_accumulate_grad_hooks
+        hooks = hooks_of(parameter)
         mark = self._passes.mark(i, hooks)
         hooks[mark] = mark
         self._marks.append(mark)
@@ -329,7 +334,8 @@ class ParameterHooks:
         known = self._owned.get(id(optimizer))
         if known is None or known[0] != identities:
             held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-            known = self._owned[id(optimizer)] = identities, [self._index[one] for one in held if one in self._index]
+            found = [i for i in map(self._index.number, held) if i >= 0]
+            known = self._owned[id(optimizer)] = identities, found
         self._owned_now[id(optimizer)] = known[1]
         return known[1]
 

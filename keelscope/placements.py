@@ -24,8 +24,8 @@ class Placement(NamedTuple):
     module: weakref.ref[nn.Module]
     number: int
     hook: ForwardHook
-    earlier: set[int]
-    """Numbers of hooks that were called before it when it was last taken off."""
+    earlier: dict[int, frozenset[int]]
+    """Of all hooks of the watch, by number: those that were called before it when it was last taken off."""
 
     def put_back(self) -> None:
         """Put it where it was: behind those that came before it, before those that came later."""
@@ -33,7 +33,8 @@ class Placement(NamedTuple):
         if module is not None:
             hooks = module._forward_hooks
             others = [number for number in hooks if number != self.number]
-            before = [i for i, number in enumerate(others) if number < self.number or number in self.earlier]
+            earlier = self.earlier.get(self.number, ())
+            before = [i for i, number in enumerate(others) if number < self.number or number in earlier]
             hooks[self.number] = self.hook
             module._forward_hooks_with_kwargs[self.number] = True
             for number in others[before[-1] + 1 if before else 0 :]:
@@ -44,8 +45,9 @@ class Placement(NamedTuple):
         module = self.module()
         if module is not None and self.number in module._forward_hooks:
             numbers = list(module._forward_hooks)
-            self.earlier.clear()
-            self.earlier.update(numbers[: numbers.index(self.number)])
+            earlier = frozenset(numbers[: numbers.index(self.number)])
+            if earlier or self.number in self.earlier:
+                self.earlier[self.number] = earlier
             del module._forward_hooks[self.number]
             module._forward_hooks_with_kwargs.pop(self.number, None)
 
@@ -56,6 +58,7 @@ class Placements:
     def __init__(self) -> None:
         self._known: dict[int, Placement] = {}
         self._alone: dict[int, Placement] = {}
+        self._earlier: dict[int, frozenset[int]] = {}
 
     def put(self, site: int, module: nn.Module, hook: ForwardHook, *, alone: bool) -> None:
         """Put a hook on a module.
@@ -71,7 +74,7 @@ class Placements:
         """
         if site not in self._known:
             number = module.register_forward_hook(hook, with_kwargs=True).id
-            self._known[site] = Placement(weakref.ref(module), number, hook, set())
+            self._known[site] = Placement(weakref.ref(module), number, hook, self._earlier)
         else:
             _place([self._known[site]], on=True)
         if alone:

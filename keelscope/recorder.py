@@ -274,7 +274,7 @@ class Recorder:
         """What the recorded steps have shown of every module and parameter."""
         missing = self.modules.lost, self.modules.jacobians.refused, self.parameters.unsummed
         sheet = Sheet(self.current, self.modules.duties.watched_by)
-        noted = self._sightings.with_open(self.plan, self.current, sheet, self.parameters.hooked)
+        noted = self._sightings.with_open(self.plan, self.current, sheet, self.parameters.hooked())
         seen = noted.seen(self.plan, {probe.tap for probe in self.probes}, *missing)
         return coverage_table(self.plan, replace(seen, ran=self.look.ran))
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from keelscope.calls import StepRecord
 from keelscope.coverage import Seen
+from keelscope.identities import Identities
 from keelscope.pages import Sheet
 from keelscope.sites import SitePlan
 from keelscope.taps import Tap
@@ -24,13 +25,13 @@ __all__ = ["Sightings"]
 class Sightings:
     """Identities of what was seen."""
 
-    called: set[int] = field(default_factory=set)
+    called: Identities = field(default_factory=Identities)
     """Modules with a recorded call."""
-    with_gradient: set[int] = field(default_factory=set)
+    with_gradient: Identities = field(default_factory=Identities)
     """Modules whose output received a gradient."""
-    parameters: set[int] = field(default_factory=set)
+    parameters: Identities = field(default_factory=Identities)
     """Parameters that received a gradient."""
-    trainable: set[int] = field(default_factory=set)
+    trainable: Identities = field(default_factory=Identities)
     """Parameters that required a gradient while a step ran."""
     _found: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     """What arrays of the kernel have shown already."""
@@ -38,7 +39,7 @@ class Sightings:
     """The step before, where the kernel saw all of it."""
 
     def note_like(
-        self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int], changes: Hashable
+        self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Callable[[], Iterable[int]], changes: Hashable
     ) -> None:
         """`note`, which most steps pass by: they show what the one before did.
 
@@ -46,14 +47,14 @@ class Sightings:
             plan: the sites.
             step: what it showed.
             sheet: what the kernel saw of its calls.
-            trainable: identity of the parameters that required a gradient on it.
+            trainable: tells the identity of the parameters that required a gradient on it.
             changes: another one whenever the plan or `trainable` is another.
         """
         seen = [dense.seen.tobytes() for key, dense in step.dense.items() if key[0] is Tap.PARAMETER_GRADIENT]
         now = () if step.calls or step.arrivals or step.parameters else (changes, sheet.seen, *seen)
         if not now or now != self._last:
             self._last = now
-            self.note(plan, step, sheet, trainable)
+            self.note(plan, step, sheet, trainable())
 
     def note(self, plan: SitePlan, step: StepRecord, sheet: Sheet, trainable: Iterable[int] = ()) -> None:
         """Take in a step.
@@ -64,24 +65,19 @@ class Sightings:
             sheet: what the kernel saw of its calls.
             trainable: identity of the parameters that required a gradient on it.
         """
-        if not self.trainable.issuperset(trainable):  # else update would make room for all of them once more
-            self.trainable.update(trainable)
+        self.trainable.update(trainable)
         self.called.update(id(plan.modules[site].module) for site in self._fresh("called", sheet.called))
         self.with_gradient.update(id(plan.modules[site].module) for site in self._fresh("reached", sheet.reached))
         self.with_gradient.update(id(plan.modules[site].module) for site in step.arrivals)
-        for call in step.calls:
-            key = id(plan.modules[call.site].module)
-            if key not in self.with_gradient:
-                self.called.add(key)
-                if call.first_gradient():
-                    self.with_gradient.add(key)
-        for i, record in step.parameters.items():
-            if (key := id(plan.parameters[i].parameter)) not in self.parameters and record.gradient():
-                self.parameters.add(key)
+        fresh = [call for call in step.calls if id(plan.modules[call.site].module) not in self.with_gradient]
+        self.called.update(id(plan.modules[call.site].module) for call in fresh)
+        self.with_gradient.update(id(plan.modules[call.site].module) for call in fresh if call.first_gradient())
+        reached = (i for i, record in step.parameters.items() if record.gradient())
+        self.parameters.update(id(plan.parameters[i].parameter) for i in reached)
         for (tap, *_), dense in step.dense.items():
             if tap is Tap.PARAMETER_GRADIENT:
-                fresh = self._fresh("parameters", dense.seen)
-                self.parameters.update(id(plan.parameters[i].parameter) for i in fresh)
+                seen = self._fresh("parameters", dense.seen)
+                self.parameters.update(id(plan.parameters[i].parameter) for i in seen)
 
     def _fresh(self, which: str, found: NDArray[np.bool_]) -> list[int]:
         """Sites that were not found on an earlier step."""
@@ -107,8 +103,8 @@ class Sightings:
         """
         if not step.saw_backward:
             return self
-        called, arrived = set(self.called), set(self.with_gradient)
-        later = Sightings(called, arrived, set(self.parameters), set(self.trainable))
+        called, arrived = Identities(self.called), Identities(self.with_gradient)
+        later = Sightings(called, arrived, Identities(self.parameters), Identities(self.trainable))
         later.note(plan, step, sheet, trainable)
         return later
 
@@ -133,13 +129,13 @@ class Sightings:
             The record.
         """
         looked = set(taps)
-        return Seen(
-            self.called,
-            self.with_gradient if any(tap.in_backward for tap in looked) else None,
-            self.parameters if Tap.PARAMETER_GRADIENT in looked else None,
+        return Seen(  # asked twice for every module and parameter: of sets, which are faster
+            frozenset(self.called),
+            frozenset(self.with_gradient) if any(tap.in_backward for tap in looked) else None,
+            frozenset(self.parameters) if Tap.PARAMETER_GRADIENT in looked else None,
             {id(plan.modules[i].module): why for i, why in lost.items()},
             backward=bool(self.with_gradient or self.parameters),
             partly={id(plan.modules[i].module): why for i, why in refused.items()},
             unsummed={id(plan.parameters[i].parameter) for i in unsummed},
-            trainable=self.trainable if Tap.PARAMETER_GRADIENT in looked and self.trainable else None,
+            trainable=frozenset(self.trainable) if Tap.PARAMETER_GRADIENT in looked and self.trainable else None,
         )

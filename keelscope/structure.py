@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from operator import itemgetter
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from keelscope.containment import contained, warn_once
 from keelscope.ears import Ears
+from keelscope.identities import Identities
 from keelscope.leaves import floating_leaves, hook_gradient
 from keelscope.recomputation import in_backward
 from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Topology
@@ -47,8 +48,7 @@ class Look:
         """Called with the sub-layers and their live graph, on steps where tensors are kept."""
         self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput]], None] = _ignore_gates
         """Called at the first look, with the sub-layers and the weights that depend on data."""
-        self.ran: set[int] = set()
-        """Identity of every module that ran while listened to."""
+        self._ran, self._running = Identities(), set[int]()  # on looks that are over, and since
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
         self._memory = Memory()
@@ -63,6 +63,11 @@ class Look:
         self._is_first = True
         self._is_ahead = self._stays = False
         self._left = 0
+
+    @property
+    def ran(self) -> Set[int]:
+        """Identity of every module that ran while listened to."""
+        return self._running | self._ran
 
     def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool, ahead: bool = False) -> None:
         """Put hooks on modules, until the first gradient arrives.
@@ -100,7 +105,7 @@ class Look:
         if self._ears is None or is_new:
             self._hang(on=False)
             self._ears = Ears(modules, weakref.ref(self))
-            self.ran |= self._ears.refused()
+            self._running |= self._ears.refused()
             self.hear_all()
         if self._ears.hearing is not self._memory.hearing:
             self._hang(on=False)
@@ -179,6 +184,8 @@ class Look:
         self._hang(on=False)
         if not self._keeps:
             self._ears = None  # no other look will need them
+            self._ran.update(self._running)
+            self._running = set()
         self._settle()
 
     def _settle(self) -> None:
@@ -198,7 +205,7 @@ class Look:
     def took(self, listener: Listener, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """A call of a module, on looks after the first."""
         if torch.is_grad_enabled() or not self._is_ahead:  # others may run any number of times between steps
-            self.ran.add(id(module))
+            self._running.add(id(module))
             self._left -= 1
         if self._left < 0 or len(listener.rows) >= listener.most:
             self.stop()
@@ -219,7 +226,7 @@ class Look:
 
     def _let_go(self) -> None:
         if self.listener is not None:
-            self.ran.update(map(id, map(itemgetter(1), self.listener.rows)))
+            self._running.update(map(id, map(itemgetter(1), self.listener.rows)))
             self.listener = None
 
     @contained
@@ -233,7 +240,7 @@ class Look:
     @contained
     def ends(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """A module has ended, on the first look, inside a backward pass, or the model itself."""
-        self.ran.add(id(module))
+        self._running.add(id(module))
         self._left -= 1
         if self._left < 0:  # forwards without a backward pass would pile up their graphs here
             self.stop()

@@ -31,7 +31,7 @@ def test_a_step_like_the_one_before_shows_nothing_new_and_another_does(monkeypat
     def show(seen: bytes, trainable: set[int], changes: int) -> int:
         before = len(noted)
         step = StepRecord(page=Page(seen))
-        sightings.note_like(plan, step, Sheet(step, lambda _: None), trainable, changes)
+        sightings.note_like(plan, step, Sheet(step, lambda _: None), lambda: trainable, changes)
         return len(noted) - before
 
     assert [show(b"\1\0", {5}, 1), show(b"\1\0", {5}, 1)] == [1, 0]

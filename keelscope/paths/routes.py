@@ -99,7 +99,7 @@ class Routes:
     def _around_streams(self, graph: Graph, regions: Regions) -> None:
         for key in self.streams:
             self._at(key[0]).arrivals.append(key)
-            for node in dict.fromkeys(graph.readers.get(key, ())):
+            for node in dict.fromkeys(graph.readers[key]):
                 slots = tuple(slot for slot, source in enumerate(graph.inputs[node]) if source == key)
                 reader = Reader(key, slots, regions.is_branch(node), regions.is_carried(node))
                 if len(slots) == 1 and hands_on(graph, node, key):

@@ -148,7 +148,7 @@ def _expanded(terms: Terms, operands: tuple[Term, ...]) -> tuple[tuple[Term, ...
     absorbed: set[int] = set()
     for operand in operands:
         key, factors = operand.keys[0], operand.factors
-        while len(operand.keys) == 1 and not operand.is_product and len(graph.readers.get(key, ())) == 1:
+        while len(operand.keys) == 1 and not operand.is_product and len(graph.readers[key]) == 1:
             inner = terms.of(key[0]) if graph.names[key[0]] in ADDITIONS else ()
             if len(inner) > 1:
                 absorbed.add(key[0])

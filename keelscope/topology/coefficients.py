@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor, nn
 
 from keelscope.topology.graph import Key
+from keelscope.topology.held import Own
 from keelscope.topology.module_calls import CallSites
 from keelscope.topology.readable import is_mask, is_readable, mean, saved
 from keelscope.topology.recipes import kept
@@ -118,7 +119,8 @@ class Coefficients:
         sites: which modules took and gave which tensor.
         dropped: tensors that a dropout module put out.
         in_place: weights of in-place sums by node and input, as far as they are known.
-        names: names of parameters by id, also of those that modules hold during their forward only.
+        own: the parameters of the model.
+        beside: names of those that modules hold during their forward only, by identity.
     """
 
     def __init__(
@@ -128,14 +130,15 @@ class Coefficients:
         sites: CallSites,
         dropped: set[Key],
         in_place: Mapping[tuple[int, int], float],
-        names: Mapping[int, str],
+        own: Own,
+        beside: Mapping[int, str],
     ) -> None:
         self._terms = terms
         self._sites = sites
         self._dropped = dropped
         self._in_place = in_place
         self._known: dict[Factor, Coefficient] = {}
-        self._parameters = names
+        self._own, self._beside = own, beside
         fixed = [*model.named_buffers(), *((name, p) for name, p in model.named_parameters() if not p.requires_grad)]
         self._fixed = {tensor.data_ptr(): name for name, tensor in fixed if is_readable(tensor)}
 
@@ -232,6 +235,11 @@ class Coefficients:
             if source is not None and (depends or source.module is not None)
         ]
 
+    def _name(self, leaf: Tensor) -> str | None:
+        """Name of a leaf, empty for a parameter of nobody; None for data."""
+        known = self._own.names.get(id(leaf)) if id(leaf) in self._own else self._beside.get(id(leaf))
+        return "" if known is None and isinstance(leaf, nn.Parameter) else known
+
     def _leaves(self, key: Key) -> tuple[list[str], bool]:
         """Parameters behind a tensor, nearest first, and whether data is behind it too."""
         graph = self._terms.graph
@@ -240,7 +248,7 @@ class Coefficients:
         for current in queue:
             leaf = graph.leaf(current)
             if leaf is not None:
-                name = self._parameters.get(id(leaf), "" if isinstance(leaf, nn.Parameter) else None)
+                name = self._name(leaf)
                 depends |= name is None
                 names.update({} if name is None else {name: None})
                 continue

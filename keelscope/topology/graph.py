@@ -17,12 +17,10 @@ from collections.abc import Iterable
 import torch
 from torch.autograd.graph import Node
 
+from keelscope.topology.edges import Inputs, Key, Readers
 from keelscope.unwinding import unwind
 
 __all__ = ["ADDITIONS", "FUSED_ADDITIONS", "Graph", "Key", "dtype_of", "operation", "shape_of"]
-
-Key = tuple[int, int]
-"""A tensor of the graph: index of the node that made it, and which of the node's outputs it is."""
 
 ADDITIONS = frozenset({"Add", "Sub", "Rsub", "Lerp", "Addcmul", "CopySlices"})
 """Operations that may join a shortcut and a branch."""
@@ -82,30 +80,20 @@ class Graph:
         unwind(self.nodes, (node for node in found if node not in consumers))
         del found, consumers
         self.index = {node: i for i, node in enumerate(self.nodes)}
-        numbers = list(self.index.values())  # one object for each, whoever keeps it
         self.names = [operation(node) for node in self.nodes]
-        self._first: list[Key] = [(i, 0) for i in numbers]
+        self._first: list[Key] = [(i, 0) for i in self.index.values()]
         """The first output of each node: nearly all keys, and those who keep one share it."""
-        self.inputs: list[tuple[Key | None, ...]] = [self._inputs(node) for node in self.nodes]
+        self.inputs = Inputs(self.nodes, self.index, self._first)
         """Per node its input tensors; None where one needs no gradient."""
-        self.readers: dict[Key, tuple[int, ...]] = {}
+        self.readers = Readers(self.inputs)
         """Per tensor the nodes that take it, one entry per use."""
-        for i, keys in zip(numbers, self.inputs, strict=True):
-            alone = (i,)
-            for key in keys:
-                if key is not None:
-                    known = self.readers.get(key)
-                    self.readers[key] = alone if known is None else (*known, i)
-        self._heavy: dict[int, bool] = {}
+        self._heavy = bytearray(len(self.nodes))  # 0 where nobody has asked, else one more than the answer
         self.shapes: dict[Key, tuple[int, ...] | None] = {}
         """Shapes that were asked for: what is read from the graph depends on these and no others."""
         self.dtypes: dict[Key, torch.dtype] = {}
         """Types that were asked for."""
         self.numbers: dict[tuple[int, str], object] = {}
         """Plain numbers kept by nodes that were asked for."""
-
-    def _inputs(self, node: Node) -> tuple[Key | None, ...]:
-        return tuple([self.key(source, output) for source, output in node.next_functions])
 
     def key(self, node: Node | None, output: int) -> Key | None:
         """The tensor that a node puts out, or None if it is not in the graph."""
@@ -152,10 +140,9 @@ class Graph:
 
     def is_heavy(self, index: int) -> bool:
         """Whether a node mixes features or positions: product of matrices, convolution, embedding, attention."""
-        known = self._heavy.get(index)
-        if known is None:
-            known = self._heavy[index] = self._mixes(index)
-        return known
+        if not self._heavy[index]:
+            self._heavy[index] = 1 + self._mixes(index)
+        return self._heavy[index] > 1
 
     def _mixes(self, index: int) -> bool:
         name = self.names[index]

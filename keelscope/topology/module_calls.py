@@ -91,15 +91,16 @@ class CallSites:
         self._paths = [call.path for call in calls]
         self._alone = [len(call.outputs) == 1 for call in calls]
         self._entries = frozenset(entries)
-        self._makers: dict[Key, list[int]] = {}
-        self._takers: dict[Key, list[int]] = {}
+        self._makers: dict[Key, tuple[int, ...]] = {}
+        self._takers: dict[Key, int] = {}
+        """The first of each tensor."""
         self._behind_views: dict[Key, int] = {}
         for position, call in enumerate(calls):
             for key in call.outputs:
-                self._makers.setdefault(key, []).append(position)
+                self._makers[key] = (*self._makers.get(key, ()), position)
                 self._behind_views[graph.origin(key)] = position
             for key in call.inputs:
-                self._takers.setdefault(key, []).append(position)
+                self._takers.setdefault(key, position)
 
     def maker(self, key: Key) -> str | None:
         """A module that put out a tensor: a stack entry, or else the innermost one."""
@@ -120,7 +121,7 @@ class CallSites:
 
     def taker(self, key: Key) -> str | None:
         """A module that a tensor was given to."""
-        return next((self._paths[i] for i in self._takers.get(key, ())), None)
+        return self._paths[self._takers[key]] if key in self._takers else None
 
     def makers(self, keys: Iterable[Key], without: Container[str | None] = ()) -> tuple[str, ...]:
         """All modules but some that put out some tensors, in the order in which they ended."""

@@ -122,7 +122,7 @@ def _is_root_power(graph: Graph, index: int) -> bool:
 def _with_gain(terms: Terms, key: Key) -> Key | None:
     """The tensor after a gain, bias or cast that is the only reader of a norm's output."""
     graph = terms.graph
-    readers = graph.readers.get(key, ())
+    readers = graph.readers[key]
     if len(readers) != 1 or graph.names[readers[0]] not in {"Mul", "Add", "ToCopy"}:
         return None
     others = [source for source in graph.inputs[readers[0]] if source not in {key, None}]

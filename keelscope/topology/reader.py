@@ -20,6 +20,7 @@ from keelscope.stacks import find_stacks, unwrapped
 from keelscope.topology.extras import Extras
 from keelscope.topology.followers import following
 from keelscope.topology.graph import Graph, Key
+from keelscope.topology.held import Held
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGate, LiveGraph, LiveOutput
 from keelscope.topology.memory import Memory
@@ -58,7 +59,7 @@ class GraphReader:
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
-        self._names: dict[int, str] = {}
+        self._held = Held()
         self._extras = Extras()
         self._following: frozenset[str] = frozenset()
 
@@ -92,9 +93,8 @@ class GraphReader:
         listener = self._listener()
         if listener is not None:
             listener.before(path)
-            for name, parameter in (module._parameters if module is not None else {}).items():
-                if parameter is not None:
-                    self._names[id(parameter)] = f"{path}.{name}" if path else name
+            if module is not None:
+                self._held.note(path, module)
 
     def on_module(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
         """Note a call of a module, from its forward hook.
@@ -139,7 +139,7 @@ class GraphReader:
         self._extras = Extras.of(self._model, listener, self._entries)
         if not listener.keeps:
             listener.forget()
-        reading = Reading(graph, calls, self._model, self._entries, self._names)
+        reading = Reading(graph, calls, self._model, self._entries, self._held)
         topology = self._completed(reading, {})
         self.gates = [*reading.gates(), *listener.outputs()]
         if listener.keeps:
@@ -153,7 +153,7 @@ class GraphReader:
     def _is_repeatable(self) -> bool:
         """Whether what was read depends on the shape of the graph alone."""
         own = {id(parameter) for parameter in self._model.parameters()}
-        return not self.is_waiting and not self._extras.declarations and self._names.keys() <= own
+        return not self.is_waiting and not self._extras.declarations and not self._held.beside(own)
 
     def settle(self) -> Topology | None:
         """Complete the topology after the backward pass.

@@ -15,6 +15,7 @@ from keelscope.topology.coefficients import Coefficients, product
 from keelscope.topology.forms import SECOND, Parts, equation
 from keelscope.topology.gaps import Gaps
 from keelscope.topology.graph import Graph, Key
+from keelscope.topology.held import Held, Own
 from keelscope.topology.in_place import InPlaceSums
 from keelscope.topology.live import LiveGate, LiveGraph, Places, Recipes, of_additions, of_declared
 from keelscope.topology.merging import Outline, Segment
@@ -54,7 +55,7 @@ class Reading:
         calls: the module calls in the order in which they ended.
         model: the model.
         entries: paths of stack entries.
-        names: names of parameters that modules hold during their forward only, by id.
+        held: the parameters that modules hold during their forward.
     """
 
     def __init__(
@@ -63,12 +64,12 @@ class Reading:
         calls: Sequence[ModuleCall],
         model: nn.Module,
         entries: Iterable[str],
-        names: Mapping[int, str] | None = None,
+        held: Held | None = None,
     ) -> None:
         norms: dict[Key, Norm] = {}
         self.graph = graph
         self._sites = CallSites(graph, calls, entries)
-        own = {id(parameter): name for name, parameter in model.named_parameters()}
+        own = Own(model)
         terms = Terms(graph, own, norms)
         inside = find_norms(terms, norms, calls)
         for call in calls:
@@ -79,8 +80,8 @@ class Reading:
         sums = [(a.root, graph.nodes[a.root]) for a in self._additions if graph.names[a.root] == "CopySlices"]
         self.in_place = InPlaceSums(sums)
         """Weights that only a backward pass shows."""
-        named = {**names, **own} if names else own
-        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, named)
+        beside = {} if held is None else held.beside(own)
+        self._weights = Coefficients(terms, model, self._sites, dropped, self.in_place.weights, own, beside)
         self._sides = Sides(trails, self._weights)
         around = Surroundings(calls)
         self._streams = Streams(terms, trails, self._sites, around)

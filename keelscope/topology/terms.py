@@ -7,6 +7,7 @@ additions and everything that follows tensors through the graph goes through `Te
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,7 @@ from keelscope.topology.graph import ADDITIONS, FUSED_ADDITIONS, Graph, Key
 __all__ = ["Factor", "Norm", "Term", "Terms", "sources"]
 
 _GATES = frozenset({"Sigmoid", "Hardsigmoid", "Softmax"})
+_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,12 @@ class Terms:
         self.graph = graph
         self.norms = norms
         self._parameters = parameters
-        self._carried: dict[int, tuple[Key, ...]] = {}
-        self._constant: dict[Key, bool] = {}
+        self._carried = array("q", [-1]) * len(graph.nodes)
+        """Per node a bit for each input that is carried, -1 where nobody has asked."""
+        self._constant = bytearray(len(graph.nodes))
+        """Whether the first output of a node is a parameter: 0 where nobody has asked, or one more than the answer."""
+        self._further: dict[Key, bool] = {}
+        """The same of other outputs."""
 
     def of(self, index: int) -> tuple[Term, ...]:
         """The operands of a sum that depend on data."""
@@ -76,12 +82,17 @@ class Terms:
 
     def carried(self, index: int) -> tuple[Key, ...]:
         """The inputs of a node through which data passes: all, but for a product with a smaller tensor or a gate."""
-        known = self._carried.get(index)
-        if known is None:
-            keys = tuple(key for key, _ in self._scaled(index)) or self.graph.inputs[index]
-            known = tuple(key for key in keys if key is not None and not self.is_parameter(key))
-            self._carried[index] = known
-        return known
+        inputs, bits = self.graph.inputs[index], self._carried[index]
+        if bits >= 0:
+            return tuple([key for slot, key in enumerate(inputs) if key is not None and bits >> slot & 1])
+        scaled = [0 if weight.slot < 0 else 1 - weight.slot for _, (weight, *_) in self._scaled(index)]
+        slots = [slot for slot in scaled or range(len(inputs)) if self._is_data(inputs[slot])]
+        if len(inputs) < _BITS:
+            self._carried[index] = sum(1 << slot for slot in slots)
+        return tuple([key for slot in slots if (key := inputs[slot]) is not None])
+
+    def _is_data(self, key: Key | None) -> bool:
+        return key is not None and not self.is_parameter(key)
 
     def scale(self, index: int) -> tuple[Key, tuple[Factor, ...]] | None:
         """What a node scales, and by what: casts and views by nothing, products by their other operand.
@@ -105,10 +116,14 @@ class Terms:
 
     def is_parameter(self, key: Key) -> bool:
         """Whether a tensor is computed from one parameter of the model and nothing else."""
-        known = self._constant.get(key)
-        if known is None:
-            known = self._constant[key] = self._leads_to_parameter(key)
-        return known
+        index, output = key
+        if output:
+            if key not in self._further:
+                self._further[key] = self._leads_to_parameter(key)
+            return self._further[key]
+        if not self._constant[index]:
+            self._constant[index] = 1 + self._leads_to_parameter(key)
+        return self._constant[index] > 1
 
     def _leads_to_parameter(self, key: Key) -> bool:
         graph = self.graph

@@ -239,7 +239,7 @@ class Trails:
         normed = self._normed.get(key, [])
         if normed:
             return max(normed) if len({self._terms.norms[key].path for key in normed}) == 1 else None
-        readers = graph.readers.get(key, ())
+        readers = graph.readers[key]
         if len(readers) != 1:
             return None
         step = self._terms.scale(readers[0])
