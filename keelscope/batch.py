@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,13 @@ from keelscope.hostsums import (
     host_moments_and_squares,
     host_squares,
     late_tokens_of,
+    moments_of_floats,
     moments_of_rows,
     power_sums,
 )
 from keelscope.kernel import COLUMNS, Routine
-from keelscope.onhost import Place, narrowed
-from keelscope.rooms import BLOCK, LENGTH, Room
+from keelscope.onhost import FLOAT32, Place, narrowed
+from keelscope.rooms import BLOCK, LENGTH, LINE, Room, Views
 
 __all__ = ["WIDTH", "Batch"]
 
@@ -38,8 +39,10 @@ _LONG = LENGTH  # entries above which copying costs more than it saves
 _RUN = 4 * BLOCK  # entries of one run, and sums that wait
 _BYTES = 64 * BLOCK
 _MOMENTS, _SQUARES, _LATE_TOKENS = COLUMNS[Routine.MOMENTS], COLUMNS[Routine.SQUARES], COLUMNS[Routine.LATE_TOKENS]
-_Table = NDArray[np.float64]
 _BOTH = 1 << Routine.MOMENTS | 1 << Routine.LATE_TOKENS
+_Table = NDArray[np.float64]
+_Kind = tuple[int, int, np.dtype[np.generic], int, Shape | None]
+"""Identity of the table, number of entries, their type, routines, shape."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,14 +57,27 @@ class _Run:
     rows: list[int]
 
 
+@dataclass(slots=True, eq=False)
+class _Long:
+    """What was found of long tensors of one length and waits for more of its kind."""
+
+    table: NDArray[np.float64]
+    shape: Shape | None
+    """Of the tensors, where squares of tokens wait too."""
+    width: int
+    """Of a line whose squares are summed."""
+    views: Views | None
+    """Of the room, where a tensor fits in."""
+    rows: list[int] = field(default_factory=list)
+    moments: list[Moments] = field(default_factory=list)
+    squares: list[NDArray[np.float64]] = field(default_factory=list)
+
+
 class Batch:
     """A buffer of entries that are still to be summed."""
 
     def __init__(self) -> None:
-        self._moments: dict[int, tuple[_Table, list[int], list[Moments]]] = {}
-        """Identity of a table -> it, rows of it, and what goes there."""
-        self._tokens: dict[tuple[int, Shape], tuple[_Table, list[int], list[_Table]]] = {}
-        """The same with the shape of tensors -> squares of the tokens of each."""
+        self._long: dict[_Kind, _Long] = {}
         self._waiting = 0
         self._runs: list[_Run] = []
         self._last: _Run | None = None
@@ -96,7 +112,12 @@ class Batch:
             return
         with self._lock:
             if count > _LONG:
-                self._take_long(place, routines, shape, table, row)
+                kind = id(table), count, dtype, routines, shape
+                long = self._long.get(kind) or self._new_long(kind, table)
+                if long.views is None:
+                    self._take_long(place, routines, shape, long, row)
+                else:
+                    self._keep(long, row, *moments_of_floats(address, long.views, self._room))
                 return
             size = count * dtype.itemsize
             key, last = (count, dtype, routines, shape), self._last
@@ -131,12 +152,12 @@ class Batch:
             self._finish_long()
 
     def _finish_long(self) -> None:
-        moments, self._moments = self._moments, {}
-        tokens, self._tokens, self._waiting = self._tokens, {}, 0
-        for table, rows, found in moments.values():
-            table[rows, _MOMENTS] = found
-        for (_, shape), (table, rows, squares) in tokens.items():
-            table[rows, _LATE_TOKENS] = late_tokens_of(np.array(squares), shape)
+        long, self._long, self._waiting = self._long, {}, 0
+        for one in long.values():
+            if one.rows:
+                one.table[one.rows, _MOMENTS] = one.moments
+            if one.shape is not None:
+                one.table[one.rows, _LATE_TOKENS] = late_tokens_of(np.array(one.squares), one.shape)
 
     def _terms_of(self, raw: NDArray[np.generic], rows: int, routines: int, shape: Shape | None) -> NDArray[np.float64]:
         """Terms of several tensors, one after the other: ``[row, WIDTH]``."""
@@ -152,28 +173,31 @@ class Batch:
             found[:, _SQUARES.start], found[:, _SQUARES.start + 1] = entries.shape[1], squares
         return found
 
-    def _take_long(
-        self, place: Place, routines: int, shape: Shape | None, table: NDArray[np.float64], row: int
-    ) -> None:
-        """Terms of a tensor where it lies."""
-        both = routines & _BOTH == _BOTH and shape is not None and shape[2] <= LENGTH
-        if routines & 1 << Routine.MOMENTS:
-            moments, squares = host_moments_and_squares(place, self._room, *shape[2:] if both and shape else ())
-            _, rows, found = self._moments.setdefault(id(table), (table, [], []))
-            rows.append(row)
-            found.append(moments)
-            if both and shape is not None:
-                self._keep_tokens(table, row, shape, squares)
-        if routines & 1 << Routine.LATE_TOKENS and shape is not None and not both:
-            table[row, _LATE_TOKENS] = host_late_tokens(place, shape, self._room)
-        if routines & 1 << Routine.SQUARES:
-            table[row, _SQUARES] = place[1], host_squares(place, self._room)
+    def _new_long(self, kind: _Kind, table: _Table) -> _Long:
+        _, count, dtype, routines, shape = kind
+        of_tokens = shape if routines & _BOTH == _BOTH and shape is not None and shape[2] <= LENGTH else None
+        width = LINE if of_tokens is None else of_tokens[2]
+        is_simple = routines in {1 << Routine.MOMENTS, _BOTH if of_tokens or shape is None else 0}
+        fits = is_simple and dtype is FLOAT32 and count <= BLOCK // width * width
+        self._long[kind] = long = _Long(table, of_tokens, width, self._room.views(count, width) if fits else None)
+        return long
 
-    def _keep_tokens(self, table: NDArray[np.float64], row: int, shape: Shape, squares: NDArray[np.float64]) -> None:
-        _, rows, found = self._tokens.setdefault((id(table), shape), (table, [], []))
-        rows.append(row)
-        found.append(squares)
-        self._waiting += len(squares)
-        if self._waiting > _RUN:
-            with np.errstate(all="ignore"):
-                self._finish_long()
+    def _take_long(self, place: Place, routines: int, shape: Shape | None, long: _Long, row: int) -> None:
+        """Terms of any tensor where it lies."""
+        if routines & 1 << Routine.MOMENTS:
+            self._keep(long, row, *host_moments_and_squares(place, self._room, long.width))
+        if routines & 1 << Routine.LATE_TOKENS and shape is not None and long.shape is None:
+            long.table[row, _LATE_TOKENS] = host_late_tokens(place, shape, self._room)
+        if routines & 1 << Routine.SQUARES:
+            long.table[row, _SQUARES] = place[1], host_squares(place, self._room)
+
+    def _keep(self, long: _Long, row: int, moments: Moments, squares: NDArray[np.float64]) -> None:
+        """Until there are more of their kind."""
+        long.rows.append(row)
+        long.moments.append(moments)
+        if long.shape is not None:
+            long.squares.append(squares)
+            self._waiting += len(squares)
+            if self._waiting > _RUN:
+                with np.errstate(all="ignore"):
+                    self._finish_long()

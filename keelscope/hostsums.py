@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from keelscope.onhost import Place, entries_at, narrowed
+from keelscope.onhost import FLOAT32, Place, entries_at, narrowed, words_at
 from keelscope.rooms import BLOCK, COLUMN, LENGTH, LINE, ONES, Room, Views, spare_room
 
 __all__ = [
@@ -24,12 +24,15 @@ __all__ = [
     "host_moments_and_squares",
     "host_squares",
     "late_tokens_of",
+    "moments_of_floats",
     "moments_of_rows",
     "power_sums",
+    "squares_in_silence",
 ]
 
 _TINY = 1e-280
-_MINUS_2 = np.uint32((1 << 32) - 2)
+_LINE_OF_ONES = COLUMN[:LINE]
+_MINUS_2, _ONE = np.uint32((1 << 32) - 2), np.uint32(1)
 
 Moments = tuple[float, ...]
 """See `keelscope.statistics.MOMENTS`."""
@@ -60,9 +63,28 @@ def host_squares(place: Place, room: Room | None = None) -> float:
     Returns:
         The sum.
     """
-    room = room or spare_room()
     with np.errstate(all="ignore"):
-        return sum(_squares_of_piece(piece, room) for piece in _pieces(place))
+        return squares_in_silence(place, room or spare_room())
+
+
+def squares_in_silence(place: Place, room: Room) -> float:
+    """`host_squares` of one of many, where numpy has been told for all of them to speak of nothing.
+
+    Args:
+        place: where it lies.
+        room: to widen entries in.
+
+    Returns:
+        The sum.
+    """
+    entries, squares, views = entries_at(place), 0.0, room.views(min(place[1], BLOCK), LINE)
+    for at in range(0, place[1], BLOCK):
+        piece = narrowed(entries[at : at + BLOCK])
+        if len(piece) < len(views.wide):
+            views = room.views(len(piece), LINE)
+        np.copyto(views.wide, piece)
+        squares += _squares_of(views)
+    return squares
 
 
 def host_late_tokens(place: Place, shape: Shape, room: Room | None = None) -> NDArray[np.float64]:
@@ -95,11 +117,18 @@ def host_moments_and_squares(place: Place, room: Room, width: int = LINE) -> tup
     Returns:
         The moments, and ``[line]`` for all lines that are full.
     """
-    with np.errstate(all="ignore"):
-        found = [_moments_of_piece(piece, room, width) for piece in _pieces(place, BLOCK // width * width)]
-        if len(found) == 1:
-            return found[0]
-        return _joined([moments for moments, _ in found]), np.concatenate([squares for _, squares in found])
+    address, count, dtype = place
+    size = BLOCK // width * width
+    if dtype is FLOAT32:
+        parts = [(address + 4 * at, min(size, count - at)) for at in range(0, count, size)]
+        found = [moments_of_floats(first, room.views(several, width), room) for first, several in parts]
+    else:
+        with np.errstate(all="ignore"):
+            pieces = list(_pieces(place, size))
+            found = [_moments_with(p, *_extremes(p), room.views(len(p), width), room) for p in pieces]
+    if len(found) == 1:
+        return found[0]
+    return _joined([moments for moments, _ in found]), np.concatenate([squares for _, squares in found])
 
 
 def _pieces(place: Place, size: int = BLOCK) -> Iterator[NDArray[np.floating]]:
@@ -107,16 +136,44 @@ def _pieces(place: Place, size: int = BLOCK) -> Iterator[NDArray[np.floating]]:
     return (narrowed(entries[at : at + size]) for at in range(0, len(entries), size))
 
 
-def _moments_of_piece(piece: NDArray[np.floating], room: Room, width: int) -> tuple[Moments, NDArray[np.float64]]:
-    """`moments_of_rows` of one long row, with as few operations of numpy as can be; and squares of its lines."""
-    count, views = len(piece), room.views(len(piece), width)
+def moments_of_floats(address: int, views: Views, room: Room) -> tuple[Moments, NDArray[np.float64]]:
+    """`host_moments_and_squares` of float32, with as few operations of numpy as can be.
+
+    Args:
+        address: of the first entry.
+        views: of the room, for as many entries as there are and the width of a line.
+        room: to widen entries in.
+
+    Returns:
+        See there.
+    """
+    piece, words = words_at(address, len(views.wide))
+    # As whole numbers magnitudes keep their order, NaN above all. Times -2 the sign drops out and the order turns:
+    # the least belongs to the largest magnitude, unless there is a 0, which stays one until 1 is taken away.
+    turned, zeros = np.multiply(words, _MINUS_2, views.bits), 0
+    first = turned.argmin()
+    if not turned.item(first):
+        zeros = int(np.count_nonzero(turned == 0))
+        first = np.subtract(turned, _ONE, turned).argmin()
+    top = abs(piece.item(first))
+    if top < math.inf:  # then nothing can go wrong that numpy would speak of: telling it not to takes its time
+        return _moments_with(piece, top, zeros, views, room)
+    with np.errstate(all="ignore"):
+        return _moments_with(piece, top, zeros, views, room)
+
+
+def _moments_with(
+    piece: NDArray[np.floating], top: float, zeros: int, views: Views, room: Room
+) -> tuple[Moments, NDArray[np.float64]]:
+    """What is left to find, and all together."""
     np.copyto(views.wide, piece)
     of_lines = np.matmul(views.rows, views.columns).reshape(-1)
-    total = _total(np.matmul(views.long_rows, COLUMN[:LINE]).reshape(-1))
+    np.matmul(views.long_rows, _LINE_OF_ONES, views.products)
+    count, total, squares = len(piece), float(views.sums.dot(views.ones)), _total(of_lines)
     if views.long_rest is not None:
         total += float(views.long_rest.dot(ONES[: len(views.long_rest)]))
-    squares = _total(of_lines) + (0.0 if views.rest is None else float(views.rest.dot(views.rest)))
-    top, zeros = _extremes(piece, views.bits)
+    if views.rest is not None:
+        squares += float(views.rest.dot(views.rest))
     mean, nonfinite = total / count, 0
     centred = squares - total * mean
     if not (squares > 2 * total * mean and _TINY < squares < math.inf):
@@ -125,14 +182,8 @@ def _moments_of_piece(piece: NDArray[np.floating], room: Room, width: int) -> tu
     return (count, mean, centred, top, zeros, nonfinite), of_lines
 
 
-def _extremes(piece: NDArray[np.floating], bits: NDArray[np.uint32]) -> tuple[float, int]:
-    """The largest magnitude, NaN if there is one; and the number of entries that are 0. What is in the room is lost."""
-    if piece.dtype == np.float32:
-        # As whole numbers magnitudes keep their order, NaN above all. Times -2 the sign drops out and the order turns:
-        # the least belongs to the largest magnitude, unless there is a 0, which stays one.
-        least = int(np.minimum.reduce(np.multiply(piece.view(np.uint32), _MINUS_2, out=bits)))
-        if least:
-            return float(np.uint32((1 << 32) - least >> 1).view(np.float32)), 0
+def _extremes(piece: NDArray[np.floating]) -> tuple[float, int]:
+    """The largest magnitude, NaN if there is one; and the number of entries that are 0."""
     high, low = float(np.maximum.reduce(piece)), float(np.minimum.reduce(piece))
     top = -low if high < -low else high  # NaN if there is one: then both are
     return top, int(np.count_nonzero(piece == 0))
@@ -148,22 +199,18 @@ def _total(few: NDArray[np.float64]) -> float:
     return float(few.dot(ONES[: len(few)]) if len(few) <= LENGTH else np.add.reduce(few))
 
 
-def _squares_of_piece(piece: NDArray[np.floating], room: Room) -> float:
-    views = room.views(len(piece), LENGTH)
-    np.copyto(views.wide, piece)
-    return _squares_of(views)
-
-
 def _centred_squares(entries: NDArray[np.floating], mean: float, room: Room) -> float:
     """Where the mean is large beside the spread, a difference of sums has lost digits."""
-    views = room.views(len(entries), LENGTH)
+    views = room.views(len(entries), LINE)
     np.subtract(entries, mean, out=views.wide, dtype=np.float64)
     return _squares_of(views)
 
 
 def _squares_of(views: Views) -> float:
-    squares = 0.0 if views.rest is None else float(views.rest.dot(views.rest))
-    return _total(np.matmul(views.rows, views.columns).reshape(-1)) + squares if len(views.rows) else squares
+    """Of lines of the usual length."""
+    np.matmul(views.rows, views.columns, views.products)
+    squares = float(views.sums.dot(views.ones))
+    return squares if views.rest is None else squares + float(views.rest.dot(views.rest))
 
 
 def power_sums(
@@ -258,6 +305,7 @@ def _sums_of_logs(squares: NDArray[np.float64]) -> NDArray[np.float64]:
     return found
 
 
+@np.errstate(all="ignore")
 def _joined(pieces: list[Moments]) -> Moments:
     """Moments of all pieces together: centred squares plus the spread of the means."""
     counts, means, centred, top, zeros, nonfinite = np.array(pieces).T

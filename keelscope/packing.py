@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from keelscope.entries import plainly
-from keelscope.hostsums import host_moments, host_squares
+from keelscope.hostsums import host_moments, host_squares, squares_in_silence
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.onhost import place_of
 from keelscope.rooms import BLOCK, LENGTH, Room
@@ -90,9 +90,9 @@ class Packing:
                 for i, piece in load.pieces:
                     sums[i] += float(piece.dot(piece))  # floats of numpy take several times as long to add
             for i in plan.long:
-                terms = self._squares_of(tensors[i])
-                sums[i] = 0.0 if terms is None else terms[1]
-                left += [i] if terms is None else []
+                place = place_of(tensors[i])
+                sums[i] = 0.0 if place is None else squares_in_silence(place, self._room)
+                left += [i] if place is None else []
         found = np.empty((len(tensors), 2))
         found[:, 0], found[:, 1] = plan.counts, sums
         return found, left

@@ -53,6 +53,12 @@ class Views:
     long_rows: NDArray[np.float64]
     """``[line, 1, LINE]``."""
     long_rest: NDArray[np.float64] | None
+    products: NDArray[np.float64]
+    """``[line, 1, 1]``: of long rows."""
+    sums: NDArray[np.float64]
+    """The same, ``[line]``."""
+    ones: NDArray[np.float64]
+    """As many."""
 
 
 class Room:
@@ -93,7 +99,7 @@ def spare_room() -> Room:
 
 def _views(room: NDArray[np.float64], count: int, width: int) -> Views:
     whole, long = count - count % width, count - count % LINE
-    wide, lines = room[:count], room[:whole].reshape(-1, width)
+    wide, lines, products = room[:count], room[:whole].reshape(-1, width), np.empty((long // LINE, 1, 1))
     return Views(
         wide,
         room.view(np.uint32)[:count],
@@ -102,4 +108,7 @@ def _views(room: NDArray[np.float64], count: int, width: int) -> Views:
         wide[whole:] if whole < count else None,
         wide[:long].reshape(-1, 1, LINE),
         wide[long:] if long < count else None,
+        products,
+        products.reshape(-1),
+        ONES[: len(products)],
     )

@@ -14,12 +14,16 @@ typedef struct {
     size_t width;
 } Form;
 
+/* Part of the loops over rows below, which are compiled for each processor. */
+#define WITHIN static inline __attribute__((always_inline))
+#define LANES 16 /* sums side by side, so that no addition waits for the one before */
+
 static inline double one(const Place *place, size_t i) {
     if (place->kind->width == sizeof(double)) return ((const double *)place->address)[i];
     return (double)((const float *)place->address)[i];
 }
 
-static void widen(const Place *place, size_t start, size_t count, double *row) {
+WITHIN void widen(const Place *place, size_t start, size_t count, double *restrict row) {
     if (place->kind->width == sizeof(double)) {
         memcpy(row, (const double *)place->address + start, count * sizeof *row);
         return;
@@ -28,33 +32,32 @@ static void widen(const Place *place, size_t start, size_t count, double *row) {
     for (size_t i = 0; i < count; i++) row[i] = (double)entries[i];
 }
 
-FOR_EACH_PROCESSOR
-static double sum_of(const double *a, size_t count) {
-    double sum = 0;
-    _Pragma("omp simd reduction(+ : sum)")
-    for (size_t i = 0; i < count; i++) sum += a[i];
-    return sum;
-}
+/* Sum of a function of i over a row. */
+#define SUM_OVER(COUNT, TERM)                                        \
+    double sums[LANES] = {0}, sum = 0;                               \
+    size_t i = 0;                                                    \
+    for (; i + LANES <= (COUNT); i += LANES) {                       \
+        _Pragma("omp simd")                                          \
+        for (size_t lane = 0; lane < LANES; lane++) {                \
+            const size_t at = i + lane;                              \
+            sums[lane] += TERM;                                      \
+        }                                                            \
+    }                                                                \
+    for (size_t at = i; at < (COUNT); at++) sum += TERM;             \
+    for (size_t lane = 0; lane < LANES; lane++) sum += sums[lane];   \
+    return sum
 
-FOR_EACH_PROCESSOR
-static double product_of(const double *a, const double *b, size_t count) {
-    double sum = 0;
-    _Pragma("omp simd reduction(+ : sum)")
-    for (size_t i = 0; i < count; i++) sum += a[i] * b[i];
-    return sum;
-}
+WITHIN double sum_of(const double *a, size_t count) { SUM_OVER(count, a[at]); }
+
+WITHIN double product_of(const double *a, const double *b, size_t count) { SUM_OVER(count, a[at] * b[at]); }
 
 /* Sum of a[i]^2 b[i]^2. */
-FOR_EACH_PROCESSOR
-static double squares_of(const double *a, const double *b, size_t count) {
-    double sum = 0;
-    _Pragma("omp simd reduction(+ : sum)")
-    for (size_t i = 0; i < count; i++) sum += a[i] * a[i] * b[i] * b[i];
-    return sum;
+WITHIN double squares_of(const double *a, const double *b, size_t count) {
+    SUM_OVER(count, a[at] * a[at] * b[at] * b[at]);
 }
 
 /* Takes the mean away, if the norm does; returns it. */
-static double centre(const Form *form, double *row) {
+WITHIN double centre(const Form *form, double *row) {
     if (!form->is_centred) return 0;
     const double mean = sum_of(row, form->width) / (double)form->width;
     for (size_t i = 0; i < form->width; i++) row[i] -= mean;
@@ -62,7 +65,7 @@ static double centre(const Form *form, double *row) {
 }
 
 /* As keelscope.jacobian.norms.row_scale. */
-static void scale_of(const Form *form, double mean_square, double *scale, double *share) {
+WITHIN void scale_of(const Form *form, double mean_square, double *scale, double *share) {
     const double m = form->of_length ? mean_square * (double)form->width : mean_square, root = sqrt(m);
     if (form->floor == ROOT) {
         const double inverse = 1 / (m + form->eps);
@@ -77,9 +80,9 @@ static void scale_of(const Form *form, double mean_square, double *scale, double
     }
 }
 
-static double above_zero(double value) { return value < 0 ? 0 : value; }
+WITHIN double above_zero(double value) { return value < 0 ? 0 : value; }
 
-static void gains_of(const Form *form, double *row, double power, double peak, double *gains) {
+WITHIN void gains_of(const Form *form, double *row, double power, double peak, double *gains) {
     const double size = (double)form->width, lost = form->is_centred ? 2 : 1;
     const double mean = centre(form, row), total = product_of(row, row, form->width);
     double scale, share, inside, top;
@@ -101,7 +104,7 @@ static void gains_of(const Form *form, double *row, double power, double peak, d
 }
 
 /* |J'g|^2 and |g|^2 of one row; the gradient is overwritten. */
-static void transport(const Form *form, double *row, double *gradient, double *after, double *before) {
+WITHIN void transport(const Form *form, double *row, double *gradient, double *after, double *before) {
     const double size = (double)form->width, lost = form->is_centred ? 2 : 1;
     double scale, share;
     *before = product_of(gradient, gradient, form->width);
@@ -119,6 +122,25 @@ static void transport(const Form *form, double *row, double *gradient, double *a
         *after = above_zero(left) * (scale * scale);
     } else {
         *after = power * (share * scale) * (share * scale) * (size == lost);
+    }
+}
+
+FOR_EACH_PROCESSOR
+static void gains_of_all(const Form *form, const Place *x, double *row, double power, double peak, double *gains) {
+    for (size_t i = 0; i < x->count / form->width; i++) {
+        widen(x, i * form->width, form->width, row);
+        gains_of(form, row, power, peak, gains + GAINS * i);
+    }
+}
+
+FOR_EACH_PROCESSOR
+static void transport_all(const Form *form, const Place *x, const Place *g, double *row, double *squares) {
+    const size_t rows = x->count / form->width;
+    double *through = row + form->width;
+    for (size_t i = 0; i < rows; i++) {
+        widen(x, i * form->width, form->width, row);
+        widen(g, i * form->width, form->width, through);
+        transport(form, row, through, squares + i, squares + rows + i);
     }
 }
 
@@ -172,10 +194,7 @@ PyObject *norm_gains(PyObject *module, PyObject *args) {
     if (found == NULL) return ended(memory, NULL);
     double *gains = (double *)(void *)PyByteArray_AsString(found);
     PyThreadState *state = x.count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    for (size_t i = 0; i < rows; i++) {
-        widen(&x, i * form.width, form.width, row);
-        gains_of(&form, row, power, peak, gains + GAINS * i);
-    }
+    gains_of_all(&form, &x, row, power, peak, gains);
     if (state != NULL) PyEval_RestoreThread(state);
     return ended(memory, found);
 }
@@ -193,13 +212,9 @@ PyObject *norm_transport(PyObject *module, PyObject *args) {
     PyObject *found = PyByteArray_FromStringAndSize(NULL, (Py_ssize_t)(2 * rows * sizeof(double)));
     if (found == NULL) return ended(memory, NULL);
     double *squares = (double *)(void *)PyByteArray_AsString(found);
-    double *row = memory + form.width, *through = row + form.width;
+    double *row = memory + form.width;
     PyThreadState *state = x.count >= LONG_ENOUGH ? PyEval_SaveThread() : NULL;
-    for (size_t i = 0; i < rows; i++) {
-        widen(&x, i * form.width, form.width, row);
-        widen(&g, i * form.width, form.width, through);
-        transport(&form, row, through, squares + i, squares + rows + i);
-    }
+    transport_all(&form, &x, &g, row, squares);
     if (state != NULL) PyEval_RestoreThread(state);
     return ended(memory, found);
 }

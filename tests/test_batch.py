@@ -37,6 +37,34 @@ def test_a_batch_gives_the_terms_of_each_tensor():
     np.testing.assert_allclose(table, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("routines", [1, 2, 4, 5, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(2, 64, 128), (1, 3, LENGTH + 1), (3, 5, 4096), (3, 7, 1000)])
+def test_long_tensors_give_what_is_wanted_of_them(shape, dtype, routines):
+    batch, table = Batch(), np.zeros((3, WIDTH))
+    several = [torch.randn(shape, dtype=dtype) for _ in range(3)]
+    several[1][:, -1] = -0.0
+    several[2][0, 0, 0] = float("inf")
+    for row, tensor in enumerate(several):
+        batch.put(place_of(tensor), routines, shape, table, row)
+    batch.flush()
+    for bit, columns, of in (
+        (0, slice(6), MOMENTS.of),
+        (1, slice(6, 8), SQUARES.of),
+        (2, slice(8, 11), _late_tokens_of),
+    ):
+        expected = [of(tensor).numpy() if routines >> bit & 1 else 0 * of(torch.ones(shape)) for tensor in several]
+        np.testing.assert_allclose(table[:, columns], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_long_tensors_without_positions_have_no_late_tokens():
+    batch, table, tensor = Batch(), np.zeros((1, WIDTH)), torch.randn(90, 128)
+    batch.put(place_of(tensor), 5, None, table, 0)
+    batch.flush()
+    np.testing.assert_allclose(table[0, :6], MOMENTS.of(tensor), rtol=1e-9)
+    assert not table[0, 6:].any()
+
+
 def test_more_than_the_buffer_holds_is_summed_in_between():
     batch, table = Batch(), np.zeros((90, WIDTH))
     for row in range(len(table)):

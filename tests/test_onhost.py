@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from keelscope.onhost import entries_at, narrowed, place_of
+from keelscope.onhost import entries_at, narrowed, place_of, words_at
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -26,6 +26,15 @@ def test_the_memory_is_shared_and_stays_as_free_as_it_was():
     tensor[1] = 7.0
     assert entries.tolist() == [0.0, 7.0]
     tensor.untyped_storage().resize_(0)  # as FSDP does; refused after Tensor.numpy()
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_entries_may_begin_at_any_byte(start):
+    raw = bytearray(start) + torch.tensor([1.0, -2.5]).numpy().tobytes()
+    place = place_of(torch.frombuffer(raw, dtype=torch.float32, offset=start))
+    floats, words = words_at(*place[:2])
+    assert entries_at(place).tolist() == floats.tolist() == [1.0, -2.5]
+    assert [hex(word) for word in words] == ["0x3f800000", "0xc0200000"]
 
 
 def test_a_tensor_without_entries_has_a_place():
