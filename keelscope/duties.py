@@ -19,7 +19,7 @@ from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
 from keelscope.jacobian.linearised import NotLinearisableError
-from keelscope.jacobian.passage import Passage
+from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.kernel import COLUMNS, Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
@@ -93,7 +93,8 @@ class Duty:
         """The duty of the probes that are due."""
         work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
         known = work[Tap.OUTPUT], work[Tap.OUTPUT_GRADIENT]
-        others = any(probe.tap not in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT} for probe in probes if probe.tap.of_module)
+        others = any(probe.tap not in _WITH_THE_KERNEL for probe in probes if probe.tap.of_module)
+        others |= bool(work[Tap.INPUT_AND_GRADIENT]) and not work[Tap.INPUT]  # then no hook before the module waits
         return cls(
             code=_LEFT_TO_PYTHON if others else code_of(*known),
             inputs=work[Tap.INPUT],
@@ -112,6 +113,8 @@ class Duty:
 
 
 _LEFT_TO_PYTHON = 0x80
+_WITH_THE_KERNEL = {Tap.OUTPUT, Tap.OUTPUT_GRADIENT, Tap.INPUT, Tap.INPUT_AND_GRADIENT}
+"""What is looked at where the kernel takes a call: by itself the first two, by Python beside it the others."""
 
 
 def code_of(outputs: Work, gradients: Work) -> int:
@@ -250,26 +253,29 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
 
 def measure_jacobian(
     probes: Iterable[JacobianProbe],
-    passage: Passage,
+    calls: JacobianCalls,
+    which: tuple[int, Span],
     module: nn.Module,
     board: Board,
     owner: object,
-    refuse: Callable[[str], None],
 ) -> TermSlots:
     """Terms of one Jacobian.
 
     Args:
         probes: what looks at it.
-        passage: the Jacobian at one call.
+        calls: of the step; told why a probe cannot have it.
+        which: the site and its call.
         module: whose it is.
         board: where terms go.
         owner: see `measure`.
-        refuse: told why a probe cannot have it.
 
     Returns:
         Where the terms are.
     """
     slots: TermSlots = {}
+    passage = calls.passage(*which)
+    if passage is None:
+        return slots
     for probe in probes:
         try:
             with torch.no_grad():
@@ -277,7 +283,7 @@ def measure_jacobian(
                 if view is not None:
                     slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
         except NotLinearisableError as error:
-            refuse(str(error))
+            calls.refuse(which[0], str(error))
         except Exception as error:
             warn_once(owner, error, probe.name)
     return slots
