@@ -37,12 +37,17 @@ class Task:
     """Whether it takes tensors as they are, so that there is no view to ask for."""
     computed_only: bool = False
     """Whether it leaves tensors out that depend on no parameter."""
+    program: Program = ()
+    """What the compiled kernel takes from a view, where it can take everything."""
 
     @classmethod
     def of(cls, probe: Probe) -> Task:
         """The task of a probe."""
         keys = tuple((probe.name, terms) for terms in terms_of(probe))
-        return cls(probe, keys, sees_everything(probe), isinstance(probe, TensorProbe) and probe.computed_only)
+        routines = [(key, key[1].routine) for key in keys]
+        known = [(key, routine) for key, routine in routines if routine is not None]
+        steps = program(known) if len(known) == len(keys) else ()
+        return cls(probe, keys, sees_everything(probe), isinstance(probe, TensorProbe) and probe.computed_only, steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,11 +249,19 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
             if not task.sees_everything:
                 view = task.probe.view(tuple(tensor.detach() for tensor in own), module)
             if view is not None:
-                for key in task.keys:
-                    slots[key] = board.put(key[1], view)
+                _put(task, view, board, slots)
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
     return slots
+
+
+def _put(task: Task, view: Tensors, board: Board, slots: TermSlots) -> None:
+    packed = kernel.measure(task.program, view[0]) if task.program and len(view) == 1 else None
+    if packed is not None:
+        slots |= packed
+        return
+    for key in task.keys:
+        slots[key] = board.put(key[1], view)
 
 
 def measure_jacobian(
