@@ -71,7 +71,7 @@ class Agenda:
         Returns:
             What `keelscope.assembly.ClosingRow` would make of it, or None.
         """
-        if self._frames is None or step.calls or step.arrivals or step.parameters:
+        if self._frames is None or step.calls or step.arrivals or step.beside or step.parameters:
             return None
         if (self._needs_page and not sheet.seen) or not all([key in step.dense for key in self._needs]):  # noqa: C419
             return None

@@ -29,8 +29,10 @@ class Owner(Protocol):
 
     attached: bool
     page: AnyPage | None
+    awaited: tuple[int, ...]
 
     def _after_forward(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None: ...
+    def _after_taken(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None: ...
     def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None: ...
     def _after_backward(self, hook: GradientHook, module: nn.Module, gradient: Tensor) -> None: ...
 
@@ -49,6 +51,8 @@ class GradientHook:
     """Size and strides of the output, where the hook sits on the tensor that the output is a view of."""
     span: Span | None = None
     """Of the call, where its Jacobian is due."""
+    is_beside: bool = False
+    """Whether the kernel looks at the gradient itself."""
 
     def __call__(self, gradient: Tensor) -> None:
         """Measure the gradient; returning None leaves it as it is."""
@@ -79,8 +83,12 @@ class ForwardHook(Unscriptable):
             return
         hooks = self.owner
         page = hooks.page
-        if hooks.attached and (page is None or not page.look(self.site, module, args, kwargs, output)):
+        if not hooks.attached:
+            return
+        if page is None or not page.look(self.site, module, args, kwargs, output):
             hooks._after_forward(self.site, module, (args, kwargs), output)
+        elif hooks.awaited:
+            hooks._after_taken(self.site, module, (args, kwargs), output)
 
     def __reduce__(self) -> tuple[object, ...]:
         return NO_OP

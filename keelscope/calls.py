@@ -105,6 +105,8 @@ class StepRecord:
     """What the kernel took of calls: of each site at most the first."""
     arrivals: dict[int, list[TermSlots]] = field(default_factory=dict)
     """Gradients of those calls that the kernel did not take, by site, after the one that it did."""
+    beside: dict[int, CallRecord] = field(default_factory=dict)
+    """Of those calls, by site, what probes of inputs saw."""
     gates: StepRecord | None = None
     """Calls of modules that put out gates, with sites of their own."""
 
@@ -133,6 +135,14 @@ class StepRecord:
         """Take in the next call."""
         self.calls.append(call)
         self.of_site.setdefault(call.site, []).append(call)
+
+    def calls_of(self, site: int) -> list[CallRecord]:
+        """The calls of a site in order, one that the kernel took among them: it was tracked."""
+        calls = self.of_site.get(site, [])
+        if not self.is_taken(site):
+            return calls
+        early, later = ([c for c in calls if c.is_later is flag] for flag in (False, True))
+        return [*early, CallRecord(site, grad_enabled=True, tracked=True), *later]
 
     def is_taken(self, site: int) -> bool:
         """Whether the kernel took a call of the site."""

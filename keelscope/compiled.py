@@ -13,7 +13,7 @@ from torch import nn
 from keelscope.errors import CoverageWarning
 from keelscope.instances import living
 
-__all__ = ["Eager", "is_compiled"]
+__all__ = ["Eager", "is_compiled", "is_tracing"]
 
 
 class Eager:
@@ -90,3 +90,8 @@ def _is_wrapped(model: nn.Module) -> bool:
     ours = {id(module) for module in model.modules()}
     inner = (wrapper._modules.get("_orig_mod") for wrapper in living(dynamo.OptimizedModule))
     return any(not ours.isdisjoint(map(id, module.modules())) for module in inner if module is not None)
+
+
+def is_tracing() -> bool:
+    """Whether a forward that runs now is one of TorchScript or torch.compile, which keep what hooks do."""
+    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()

@@ -19,7 +19,7 @@ from keelscope.calls import TermSlots, terms_of
 from keelscope.containment import warn_once
 from keelscope.entries import on_this_rank
 from keelscope.jacobian.linearised import NotLinearisableError
-from keelscope.jacobian.passage import Passage
+from keelscope.jacobian.passage import JacobianCalls, Span
 from keelscope.kernel import COLUMNS, Program, Routine, program
 from keelscope.probe import JacobianProbe, Probe, Tap, TensorProbe, Tensors, sees_everything
 from keelscope.statistics import Terms
@@ -37,12 +37,17 @@ class Task:
     """Whether it takes tensors as they are, so that there is no view to ask for."""
     computed_only: bool = False
     """Whether it leaves tensors out that depend on no parameter."""
+    program: Program = ()
+    """What the compiled kernel takes from a view, where it can take everything."""
 
     @classmethod
     def of(cls, probe: Probe) -> Task:
         """The task of a probe."""
         keys = tuple((probe.name, terms) for terms in terms_of(probe))
-        return cls(probe, keys, sees_everything(probe), isinstance(probe, TensorProbe) and probe.computed_only)
+        routines = [(key, key[1].routine) for key in keys]
+        known = [(key, routine) for key, routine in routines if routine is not None]
+        steps = program(known) if len(known) == len(keys) else ()
+        return cls(probe, keys, sees_everything(probe), isinstance(probe, TensorProbe) and probe.computed_only, steps)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +98,8 @@ class Duty:
         """The duty of the probes that are due."""
         work = {tap: Work.of(probe for probe in probes if probe.tap is tap) for tap in Tap}
         known = work[Tap.OUTPUT], work[Tap.OUTPUT_GRADIENT]
-        others = any(probe.tap not in {Tap.OUTPUT, Tap.OUTPUT_GRADIENT} for probe in probes if probe.tap.of_module)
+        others = any(probe.tap not in _WITH_THE_KERNEL for probe in probes if probe.tap.of_module)
+        others |= bool(work[Tap.INPUT_AND_GRADIENT]) and not work[Tap.INPUT]  # then no hook before the module waits
         return cls(
             code=_LEFT_TO_PYTHON if others else code_of(*known),
             inputs=work[Tap.INPUT],
@@ -112,6 +118,8 @@ class Duty:
 
 
 _LEFT_TO_PYTHON = 0x80
+_WITH_THE_KERNEL = {Tap.OUTPUT, Tap.OUTPUT_GRADIENT, Tap.INPUT, Tap.INPUT_AND_GRADIENT}
+"""What is looked at where the kernel takes a call: by itself the first two, by Python beside it the others."""
 
 
 def code_of(outputs: Work, gradients: Work) -> int:
@@ -241,35 +249,46 @@ def measure(work: Work, tensors: Tensors, module: nn.Module, board: Board, owner
             if not task.sees_everything:
                 view = task.probe.view(tuple(tensor.detach() for tensor in own), module)
             if view is not None:
-                for key in task.keys:
-                    slots[key] = board.put(key[1], view)
+                _put(task, view, board, slots)
         except Exception as error:  # one probe's fault costs the others nothing
             warn_once(owner, error, task.probe.name)
     return slots
 
 
+def _put(task: Task, view: Tensors, board: Board, slots: TermSlots) -> None:
+    packed = kernel.measure(task.program, view[0]) if task.program and len(view) == 1 else None
+    if packed is not None:
+        slots |= packed
+        return
+    for key in task.keys:
+        slots[key] = board.put(key[1], view)
+
+
 def measure_jacobian(
     probes: Iterable[JacobianProbe],
-    passage: Passage,
+    calls: JacobianCalls,
+    which: tuple[int, Span],
     module: nn.Module,
     board: Board,
     owner: object,
-    refuse: Callable[[str], None],
 ) -> TermSlots:
     """Terms of one Jacobian.
 
     Args:
         probes: what looks at it.
-        passage: the Jacobian at one call.
+        calls: of the step; told why a probe cannot have it.
+        which: the site and its call.
         module: whose it is.
         board: where terms go.
         owner: see `measure`.
-        refuse: told why a probe cannot have it.
 
     Returns:
         Where the terms are.
     """
     slots: TermSlots = {}
+    passage = calls.passage(*which)
+    if passage is None:
+        return slots
     for probe in probes:
         try:
             with torch.no_grad():
@@ -277,7 +296,7 @@ def measure_jacobian(
                 if view is not None:
                     slots |= {(probe.name, terms): board.put(terms, view) for terms in terms_of(probe)}
         except NotLinearisableError as error:
-            refuse(str(error))
+            calls.refuse(which[0], str(error))
         except Exception as error:
             warn_once(owner, error, probe.name)
     return slots

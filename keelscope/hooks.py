@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
 
 import torch
 from torch import Tensor, jit, nn
@@ -21,6 +20,7 @@ from keelscope.batch import Batch
 from keelscope.board import Board
 from keelscope.callbacks import ForwardHook, GradientHook, InputHook, Owner
 from keelscope.calls import CallRecord, StepRecord, TermSlots
+from keelscope.compiled import is_tracing
 from keelscope.containment import contained
 from keelscope.duties import Duties, measure, measure_jacobian
 from keelscope.jacobian.passage import JacobianCalls
@@ -62,7 +62,8 @@ class ModuleHooks:
         self._record_for = record_for
         self._handles, self._before = ExitStack(), ExitStack()
         self._placements = Placements()
-        self._awaited: tuple[int, ...] = ()
+        self.awaited: tuple[int, ...] = ()
+        """Sites with a hook before the module."""
         self._on_leaves = ExitStack()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
@@ -77,7 +78,7 @@ class ModuleHooks:
         self.on_module: Callable[[nn.Module], None] | None = None
         """Called with every watched module that has run."""
         self.on_gradient: Callable[[], None] = lambda: None
-        """Called with the first gradient of a step, before it is measured."""
+        """Called with the first gradient of a step."""
         self.untracked = True
         """Whether forwards without gradient are recorded: those of checkpointed regions, none of validation."""
         self.missed = False
@@ -85,15 +86,6 @@ class ModuleHooks:
         self.seconds = 0.0
         self.lost: dict[int, str] = {}
         """Sites with a call that could not be observed, and why."""
-
-    @property
-    def every(self) -> Callable[[Probe], bool]:
-        """Whether a probe records on this step."""
-        return self.duties.every
-
-    @every.setter
-    def every(self, every: Callable[[Probe], bool]) -> None:
-        self.duties.every = every
 
     def begin(self, step: StepRecord) -> None:
         """Start a step: hooks on tensors that outlive the one before are given back.
@@ -155,10 +147,10 @@ class ModuleHooks:
     def _attach_before(self) -> None:
         """Hooks before modules, where a probe is due that looks at what goes in; most look at every tenth step."""
         wanted = self.duties.awaited()
-        if wanted == self._awaited:
+        if wanted == self.awaited:
             return
         self._before.close()
-        self._awaited, handles = wanted, removed_with(self._before)
+        self.awaited, handles = wanted, removed_with(self._before)
         for site in wanted:
             module = self._modules[site]()
             if module is not None and not isinstance(module, jit.ScriptModule):
@@ -186,7 +178,7 @@ class ModuleHooks:
             self._placements.take_all()
         self._handles.close()
         self._before.close()
-        self._awaited = ()
+        self.awaited = ()
         self._on_leaves.close()
         self.jacobians.begin()
         self._attention.reset()
@@ -215,6 +207,7 @@ class ModuleHooks:
             arms = enabled and not repeated and self._arms(step.page)
             if arms and step.page.look(site, module, *inputs, output):
                 step.trained = True
+                self._after_taken(site, module, inputs, output)
                 return
             step.page.leave(site)
         call = self._repeated_call(site, step) if repeated else self._new_call(site, leaves, step, enabled)
@@ -235,10 +228,7 @@ class ModuleHooks:
 
     def _repeated_call(self, site: int, step: StepRecord) -> CallRecord | None:
         """The record of the call that a recomputation repeats, whose gradient was not tracked."""
-        calls = step.of_site.get(site, [])
-        if step.is_taken(site):  # a tracked call, or the kernel would not have taken it
-            early, later = ([c for c in calls if c.is_later is flag] for flag in (False, True))
-            calls = [*early, CallRecord(site, grad_enabled=True, tracked=True), *later]
+        calls = step.calls_of(site)
         self.missed |= all(call.recomputed for call in calls)
         return repeated_call(calls)
 
@@ -247,14 +237,24 @@ class ModuleHooks:
     ) -> CallRecord:
         tracked = grad_enabled and any([tensor.requires_grad for _, tensor in leaves])  # noqa: C419 - faster
         dtype = leaves[0][1].dtype if leaves else None
-        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site), dtype)
-        waiting = self._inputs.get(site)  # several where a module calls itself
-        if waiting:
-            call.inputs = waiting.pop()
+        call = CallRecord(site, grad_enabled, tracked, step.is_taken(site), dtype, inputs=self._input_of(site))
         if self._attention.found:
             call.attention = self._attention.found.pop(site, [])
         step.add(call)
         return call
+
+    def _input_of(self, site: int) -> TermSlots:
+        return (self._inputs.get(site) or [{}]).pop()  # several where a module calls itself
+
+    @contained
+    def _after_taken(self, site: int, module: nn.Module, inputs: Arguments, output: object) -> None:
+        """Look at what the kernel leaves out of a call that it has taken."""
+        duty, start, step = self.duties[site], time.perf_counter(), self._step
+        if duty.inputs:
+            step.beside[site] = call = CallRecord(site, grad_enabled=True, tracked=True, inputs=self._input_of(site))
+            if duty.inputs_and_gradients:
+                self._hook_gradients(call, floating_leaves(output), inputs, module, step.board, is_beside=True)
+            self.seconds += time.perf_counter() - start
 
     @contained
     def _before_forward(self, site: int, module: nn.Module, inputs: Arguments) -> None:
@@ -278,10 +278,17 @@ class ModuleHooks:
 
     def _looks(self, *, repeated: bool) -> bool:
         """Whether this forward is one to record."""
-        return (self.untracked or torch.is_grad_enabled() or repeated) and not _is_tracing()
+        return (self.untracked or torch.is_grad_enabled() or repeated) and not is_tracing()
 
     def _hook_gradients(
-        self, call: CallRecord, leaves: list[tuple[str, Tensor]], inputs: Arguments, module: nn.Module, board: Board
+        self,
+        call: CallRecord,
+        leaves: list[tuple[str, Tensor]],
+        inputs: Arguments,
+        module: nn.Module,
+        board: Board,
+        *,
+        is_beside: bool = False,
     ) -> None:
         duty = self.duties[call.site]
         kept = KeptInput.first_of(inputs) if duty.inputs_and_gradients else None
@@ -294,7 +301,7 @@ class ModuleHooks:
                 span = self.jacobians.leave(call.site, module, tensor, target) if measured else None
                 measured = False
                 owners = self._reference, self._modules[call.site]
-                hook = GradientHook(*owners, call.site, board, events, kept, shape, span)
+                hook = GradientHook(*owners, call.site, board, events, kept, shape, span, is_beside)
                 handle = hook_gradient(target, hook, board.breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
                     self._on_leaves.callback(handle.remove)
@@ -333,18 +340,11 @@ class ModuleHooks:
             self.hold()
             self.on_gradient()
         duty = self.duties[hook.site]
-        slots = measure(duty.gradients, (gradient,), module, hook.board, self)
+        slots = {} if hook.is_beside else measure(duty.gradients, (gradient,), module, hook.board, self)
         if hook.kept is not None and hook.kept.unchanged:
             slots |= measure(duty.inputs_and_gradients, (hook.kept.tensor, gradient), module, hook.board, self)
-        if hook.span is not None:
-            passage = self.jacobians.passage(hook.site, hook.span) if duty.jacobians else None
-            if passage is not None:
-                refuse = partial(self.jacobians.refuse, hook.site)
-                slots |= measure_jacobian(duty.jacobians, passage, module, hook.board, self, refuse)
+        if hook.span is not None and duty.jacobians:
+            slots |= measure_jacobian(duty.jacobians, self.jacobians, (hook.site, hook.span), module, hook.board, self)
         hook.events.append(slots)
         hook.board.reached = True
         self.seconds += time.perf_counter() - start
-
-
-def _is_tracing() -> bool:
-    return torch._C._get_tracing_state() is not None or torch.compiler.is_compiling()

@@ -138,6 +138,10 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks
     node = tensor.grad_fn
     if node is not None:
         breaks.passed(node)
+        hooks: Any = tensor._backward_hooks
+        if hooks is not None and type(tensor) is Tensor:  # it comes after those that are there
+            hooks[hook] = hook
+            return None
     handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     return handle if node is None else None
 

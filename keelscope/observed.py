@@ -44,7 +44,9 @@ def observed(
     if probe.tap.axis is Axis.GATE:
         return gates.along(probe.tap, step), len(gates.gates), no_blocks
     if probe.tap.of_module:
-        found = module_observations(probe.tap, step.calls, step.arrivals, trained=step.trained)
+        of_input = probe.tap in {Tap.INPUT, Tap.INPUT_AND_GRADIENT}
+        calls = [*step.beside.values(), *step.calls] if of_input else step.calls
+        found = module_observations(probe.tap, calls, step.arrivals, trained=step.trained)
         return found, len(plan.modules), sheet.block
     summed = step.summed() if probe.tap is Tap.PARAMETER_GRADIENT else ()
     return parameter_observations(probe.tap, step.parameters, summed), len(plan.parameters), dense_block(step.dense)

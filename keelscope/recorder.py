@@ -114,7 +114,7 @@ class Recorder:
         agenda = self._agendas.at(self._recorded)
         if agenda is not self._agenda:
             self._agenda = agenda
-            self.parameters.every = self.modules.every = self.residuals.every = self.gates.every = agenda.every
+            self.parameters.every = self.modules.duties.every = self.residuals.every = self.gates.every = agenda.every
         self.parameters.begin(self.current)
         self.parameters.choose_sums()
         self.modules.begin(self.current)

@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,9 +19,11 @@ import keelscope as ks
 from keelscope import hooks, kernel
 from keelscope.batch import Batch
 from keelscope.passes import SlowPasses
+from keelscope.probe import resolve_probes
 from keelscope.unwinding import Breaks
 
 compiled = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+often_or_not = pytest.mark.parametrize("often", [False, True])
 both_ways = pytest.mark.usefixtures("way")
 
 
@@ -63,11 +66,13 @@ class Model(nn.Module):
         return x
 
 
-def recorded(kind: str, steps: int = 3) -> dict[str, np.ndarray]:
+def recorded(kind: str, steps: int = 3, *, often: bool = False) -> dict[str, np.ndarray]:
+    """What a few steps record; often: with all that is otherwise recorded on each tenth of them."""
     torch.manual_seed(0)
+    probes = [replace(probe, every=1) if often else probe for probe in resolve_probes("default")]
     model = Model(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with ks.watch(model, optimizer=optimizer, sites="all") as watch:
+    with ks.watch(model, optimizer=optimizer, sites="all", probes=probes) as watch:
         for step in range(steps):
             for part in range(2 if kind == "accumulated" else 1):
                 tokens = torch.arange(10).reshape(2, 5) + (step + part) % 2
@@ -104,31 +109,34 @@ KINDS = [
 
 
 @compiled
+@often_or_not
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_records_what_python_records(kind, monkeypatch):
-    quick = recorded(kind)
+def test_the_kernel_records_what_python_records(kind, often, monkeypatch):
+    quick = recorded(kind, often=often)
     monkeypatch.setattr(hooks, "make_page", lambda *_: None)
     monkeypatch.setattr(kernel, "passes", lambda *_: None)
     monkeypatch.setattr(kernel, "pack_all", lambda *_: None)
-    slow = recorded(kind)
+    slow = recorded(kind, often=often)
     assert quick.keys() == slow.keys()
     for key, values in quick.items():
         np.testing.assert_allclose(values, slow[key], rtol=1e-12, atol=1e-300, err_msg=key)
 
 
+@often_or_not
 @pytest.mark.parametrize("kind", KINDS)
-def test_pages_without_the_kernel_record_what_single_hooks_record(kind, monkeypatch):
+def test_pages_without_the_kernel_record_what_single_hooks_record(kind, often, monkeypatch):
     monkeypatch.setattr(kernel, "_native", None)
-    quick = recorded(kind)
+    quick = recorded(kind, often=often)
     monkeypatch.setattr(hooks, "make_page", lambda *_: None)
-    slow = recorded(kind)
+    slow = recorded(kind, often=often)
     assert quick.keys() == slow.keys()
     for key, values in quick.items():
         np.testing.assert_allclose(values, slow[key], rtol=1e-9, atol=1e-15, err_msg=key)
 
 
 @both_ways
-def test_most_calls_are_taken_by_a_page(monkeypatch):
+@often_or_not
+def test_most_calls_are_taken_by_a_page(often, monkeypatch):
     """Otherwise the tests above compare single hooks with themselves."""
     real = hooks.make_page
 
@@ -139,7 +147,7 @@ def test_most_calls_are_taken_by_a_page(monkeypatch):
 
     pages: list = []
     monkeypatch.setattr(hooks, "make_page", page)
-    recorded("plain")
+    recorded("plain", often=often)
     taken = [sum(state & 1 for state in made.take()[0]) for made in pages]
     arrived = [sum(state >> 1 & 1 for state in made.take()[0]) for made in pages]
     sites = len([module for module in Model("plain").modules() if not isinstance(module, nn.ModuleList)])

@@ -244,7 +244,6 @@ def _row_product(form: NormForm, rows: Tensor, gradient: Tensor, dtype: torch.dt
     return result
 
 
-@np.errstate(all="ignore")
 def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """``|J' g|^2`` and ``|g|^2`` of each row; the square root of the ratio of their sums is the measured gain.
 
@@ -261,6 +260,11 @@ def transported_squares(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Te
     if packed is not None:
         both = torch.frombuffer(packed, dtype=torch.float64).reshape(2, -1)
         return both[0], both[1]
+    return _transported(form, x, gradient)
+
+
+@np.errstate(all="ignore")
+def _transported(form: NormForm, x: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     rows, through = fold(form, x.detach()), fold(form, gradient.detach())
     if form.entrywise:
         after = fold(form, vector_jacobian(form, x, gradient.to(torch.float64)))

@@ -38,7 +38,6 @@ _BINS = 2 * _RANGE * _OCTAVE + 2
 _recogniser = Recogniser()
 
 
-@np.errstate(all="ignore")  # Inf and NaN in a tensor are recorded, not warned about
 def _row_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """Gains of each row."""
     x = local_shard(tensors[0])
@@ -48,7 +47,7 @@ def _row_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     return (row_gains(form, x).table,)
 
 
-@np.errstate(all="ignore")
+@np.errstate(all="ignore")  # Inf and NaN in a tensor are recorded, not warned about
 def _spectral_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """What the largest singular value of each row depends on."""
     x = local_shard(tensors[0])
@@ -149,7 +148,6 @@ def _largest(t: Columns) -> NDArray[np.float64]:
     return np.where(t["rows"] > 0, t["sigma"], np.nan)
 
 
-@np.errstate(all="ignore")
 def _transport_view(tensors: Tensors, module: nn.Module) -> Tensors | None:
     """``|J' g|^2`` and ``|g|^2`` of each row."""
     x, gradient = map(local_shard, tensors)

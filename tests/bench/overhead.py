@@ -28,6 +28,7 @@ def variants(workload: Workload) -> dict[str, Attach]:
         "A/A control": bare,
         "blocks and norms": watched(workload.blocks),
         "default sites": watched(),
+        "blocks and norms, every=10": watched(workload.blocks, every=10),
         "default sites, every=10": watched(every=10),
         "default sites, steps not recorded": watched(every=1000),
     }

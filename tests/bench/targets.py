@@ -9,7 +9,7 @@ LIMITS = {
     ("blocks and norms", LOW): {"W1": 1.10, "W2": 1.06, "W3": 1.12},
     ("blocks and norms, torch", LOW): {"W1": 1.15, "W2": 1.10, "W3": 1.30},
     ("every leaf", LOW): {"W1": 1.22, "W2": 1.10, "W3": 1.25},
-    ("default sites, every=10", MEAN): {"W1": 1.01, "W2": 1.01, "W3": 1.015},
+    ("blocks and norms, every=10", MEAN): {"W1": 1.01, "W2": 1.01, "W3": 1.015},
     ("sublayers alone, on its step", LOW): {"W1": 1.2, "W2": 1.2, "W3": 1.2},
     ("default sites, steps not recorded", LOW): {"W1": 1.01, "W2": 1.01, "W3": 1.01},
 }
