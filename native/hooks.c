@@ -199,7 +199,12 @@ static int look(Page *page, Py_ssize_t site, PyObject *const *call) {
     const int duty = page->duties[site], of_gradient = duty >> FOR_GRADIENT, of_output = duty & 7;
     if ((PyObject *)Py_TYPE(output) != torch.tensor || !PyTuple_Check(call[2])) return 0;
     if (PyWeakref_GetObject(PyList_GetItem(page->modules, site)) != module) return 0;
-    if (!is_plain_forward() || !requires_grad(output) || !find(output, &place)) return 0;
+    if (!is_plain_forward() || !requires_grad(output)) return 0;
+    if (duty == 0) { /* it is seen */
+        page->seen[site] |= CALLED;
+        return 1;
+    }
+    if (!find(output, &place)) return 0;
     if (of_gradient) {
         PyObject *target = hookable(output, &place, call[2], call[3]);
         const int is_put = target != NULL && put_arrival(page, site, target, &place);

@@ -49,10 +49,10 @@ def residual_additions(terms: Terms, inside: Container[int]) -> tuple[list[Addit
     candidates = ADDITIONS | FUSED_ADDITIONS
     found: dict[int, Addition] = {}
     for index, name in enumerate(terms.graph.names):
-        if name not in candidates or index in inside or terms.graph.numel((index, 0)) == 1:
+        if name not in candidates or index in inside:
             continue
         addition, absorbed = search.residual(index)
-        if addition is not None:
+        if addition is not None and terms.graph.numel(addition.key) != 1:
             for inner in absorbed:
                 found.pop(inner, None)
                 search.streams.pop((inner, 0), None)
