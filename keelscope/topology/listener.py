@@ -211,6 +211,11 @@ class Listener:
         kept = [(path, *noted) for path, noted in self.gate_like.items() if noted[2]._version == noted[3]]
         return [LiveOutput(path, node, output, tensor) for path, node, output, tensor, _ in kept]
 
+    def operations_since(self) -> int | None:
+        """How many operations followed the end of the last call that was heard; None in another thread than these."""
+        since = _sequence_number() - self.rows[-1][2][1] if self.rows else -1
+        return since if since >= 0 else None
+
     def ended(self) -> dict[str, int]:
         """When the first call of each module with a gradient ended."""
         return {path: span[1] for path, _, span, *_ in reversed(self.rows)}

@@ -41,15 +41,19 @@ class _Reading:
     factors: tuple[Factor, ...]
     """The weights that recipes take."""
 
-    ends: frozenset[str] | None = None
-    """Modules of which it is enough to hear that they end."""
+    loss: int | None
+    """How many operations followed the last call; modules that are not listened to may be among others."""
+    begun: frozenset[str] = frozenset()
+    """Modules that ran inside no other, when a graph had this shape again; none before."""
     excerpt: tuple[Hearing, Imprint, dict[Key, int]] | None = None
     """Imprint and positions where not all modules are listened to."""
 
     def again(self, listener: Listener) -> LiveGraph | None:
         """The same places in another graph; None if it has another shape, or something is not there this time."""
+        if not self._is_covered(listener):
+            return None
         imprint, positions = self._as_heard(listener.hearing)
-        nodes = imprint.nodes_of(listener) if len(positions) == len(self.positions) else None
+        nodes = imprint.nodes_of(listener)
         if nodes is None or not _are_kept(nodes, self.factors):
             return None
         tensors: dict[Key, Tensor] = {}
@@ -70,12 +74,19 @@ class _Reading:
 
     def tell(self, listener: Listener) -> bool:
         """Tell a listener of all calls, if its graph differs from this one in sizes, types and numbers alone."""
-        return self.imprint.tell(listener, self._as_heard(listener.hearing)[0])
+        return self._is_covered(listener) and self.imprint.tell(listener, self._as_heard(listener.hearing)[0])
 
-    def look_for_ends(self, begun: Set[str]) -> None:
-        """Work out which modules show what has to be known, beside those whose calls are heard from the beginning."""
+    def _is_covered(self, listener: Listener) -> bool:
+        """Whether a listener would have heard all that this reading is about, and all that ran."""
+        if listener.hearing is None:
+            return True
+        positions = self._as_heard(listener.hearing)[1]
+        return len(positions) == len(self.positions) and self.loss == listener.operations_since() is not None
+
+    def ends(self, begun: Set[str]) -> frozenset[str] | None:
+        """Modules that show what has to be known, beside those whose calls are heard from the beginning; or None."""
         wanted: set[Shown] = {*self.positions, *self.imprint.tops}
-        self.ends = enough(self.imprint.shown(), wanted, begun)
+        return enough(self.imprint.shown(), wanted, begun)
 
 
 class Memory:
@@ -117,13 +128,14 @@ class Memory:
         """A graph had this shape again; after a few of them, fewer modules are listened to."""
         if listener.hearing is not None:
             return
-        begun = frozenset({*listener.outermost, *listener.wrappers, ""})
-        if known.ends is None:
-            known.look_for_ends(begun)
+        known.begun = frozenset({*listener.outermost, *listener.wrappers, ""})
+        loss = listener.operations_since()
+        if loss is None or loss != known.loss:
+            known.loss, self._met = loss, 0
+            return
         self._met += 1
-        if self._met >= self._patience and known.ends is not None:
-            ends = frozenset().union(*(one.ends for one in self._known if one.ends is not None))
-            self.hearing = Hearing(begun, ends - begun)
+        if self._met >= self._patience:
+            self.hearing = _hearing_of([one for one in self._known if one.begun])
 
     def learn(self, listener: Listener, graph: Graph, topology: Topology, live: LiveGraph) -> None:
         """Remember a reading, if the next one of the same shape would be the same.
@@ -140,13 +152,23 @@ class Memory:
             return
         wanted = {key for recipe in recipes for key in recipe.keys(live.tensors)}
         positions = _first_positions(listener.keys(graph), wanted & live.tensors.keys())
-        reading = _Reading(topology, live.places, Imprint(graph, listener), positions, factors)
-        self._known = [reading, *self._known][:_MOST]
+        loss = listener.operations_since()
+        reading = _Reading(topology, live.places, Imprint(graph, listener), positions, factors, loss)
         if self.hearing is not None:
-            reading.look_for_ends(self.hearing.begun)
-            is_heard = reading.ends is not None and all(path in self.hearing for path in reading.ends)
+            reading.begun = self.hearing.begun
+            ends = reading.ends(self.hearing.begun)
+            is_heard = ends is not None and all(path in self.hearing for path in ends)
             if not is_heard or any(len(known.positions) > len(positions) for known in self._known):
                 self.hear_all()
+        self._known = [reading, *self._known][:_MOST]
+
+
+def _hearing_of(known: Sequence[_Reading]) -> Hearing | None:
+    """What shows all that these readings are about; None where nothing does."""
+    begun = frozenset[str]().union(*(one.begun for one in known))
+    ends = [one.ends(begun) for one in known]
+    found = frozenset[str]().union(*(some for some in ends if some is not None))
+    return None if None in ends else Hearing(begun, found - begun)
 
 
 def _first_positions(keys: Sequence[Key | None], wanted: Set[Key]) -> dict[Key, int]:
