@@ -186,6 +186,34 @@ def test_other_modules_in_the_same_graph():
     assert compare(stack(), [ordered(0, 1, 2, 3)] * 4 + changed) == [4]
 
 
+def test_depths_that_take_turns():
+    """What is listened to for one of them is not what the other needs."""
+
+    def ordered(*order: int) -> Callable[[Stack], None]:
+        return lambda model: model.__dict__.update(order=list(order))
+
+    turns = [ordered(0, 1) if row % 4 == 3 else ordered(0, 1, 2, 3) for row in range(28)]
+    assert compare(stack(), turns) == [3]
+
+
+def test_modules_run_by_hand_behind_those_that_are_listened_to():
+    model, ends = stack(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ks.watch(model, optimizer=optimizer, probes=PROBES) as watch:
+        for row in range(12):
+            x = model.embedding(TOKENS)
+            for block in model.blocks[: 2 if row < 6 else 4]:
+                x = block(x)
+            x.register_hook(lambda gradient: ends.append(float(gradient.norm())))
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = watch.run["sublayers/shortcut_only_gradient"].values
+    assert np.isnan(found[6]).all()
+    rows = [row for row in range(1, 12) if row != 6]
+    np.testing.assert_allclose(found[rows, 0], np.array(ends)[rows], rtol=1e-5)
+
+
 def test_other_sizes_and_types():
     several = [TOKENS] * 4 + [TOKENS[:, :3], TOKENS.repeat(2, 2), TOKENS[:1, :1]]
     sizes = [lambda _, tokens=tokens: tokens for tokens in several]
