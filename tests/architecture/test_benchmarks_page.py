@@ -25,8 +25,8 @@ def bench(monkeypatch):
         sys.modules.pop(name)
 
 
-def test_page_has_the_sections_of_all_commands(bench):
-    assert sorted(bench["page"].sections(TOLD)) == ["beside", "dashboard", "storage"]
+def test_page_has_the_sections_of_all_commands_and_one_by_hand(bench):
+    assert sorted(bench["page"].sections(TOLD)) == ["beside", "dashboard", "elsewhere", "storage"]
 
 
 def test_a_section_is_rewritten_where_it_is(bench):
