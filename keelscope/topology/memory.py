@@ -117,9 +117,9 @@ class Memory:
             if live is not None:
                 self._meet(known, listener)
                 return known.topology, live
-        if listener.hearing is not None and any(known.tell(listener) for known in self._known):
-            return None
         if listener.hearing is not None:
+            if any(known.tell(listener) for known in self._known):
+                return None
             self._patience *= _GROWTH
         self.hear_all()
         return None
