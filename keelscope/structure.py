@@ -246,7 +246,9 @@ class Look:
             self.stop()
         elif self._reader is not None:
             self._reader.on_module(path, module, inputs, output)
-            if not path and not in_backward():
+            heard = self._reader.listener
+            is_outermost = not path or (heard is not None and not heard.is_inside)
+            if is_outermost and not in_backward():
                 self.ended(output)
 
     @contained

@@ -126,3 +126,23 @@ def test_dictionaries_of_hooks_give_back_their_room():
     look.listen([(path, module) for path, module in model.named_modules()], keep=False)
     look.stop()
     assert [sys.getsizeof(hooks) for hooks in hooks_of(model)] == empty
+
+
+def test_first_row_of_blocks_that_are_called_by_hand_sees_the_end_of_the_graph():
+    """Nothing but the graph's own hooks is there, and the last sum's node is the first that backward comes to."""
+    model = net("in place")
+    tokens, optimizer = torch.randint(20, (2, 5)), torch.optim.SGD(model.parameters(), lr=0.0)
+    with ks.watch(model, optimizer=optimizer, probes="sublayers") as session:
+        for _ in range(11):
+            x = model[0](tokens)
+            for block in model[1:-1]:
+                x = block(x)
+            x.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        run = session.run
+    for name in ("output_gradient", "sum_gradient", "shortcut_part", "shortcut_only_gradient"):
+        first, later = run[f"sublayers/{name}"].values
+        assert first.shape == (3,)
+        assert (first > 0).all()
+        assert first == pytest.approx(later, rel=1e-9)

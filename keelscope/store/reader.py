@@ -6,7 +6,7 @@ Everything that reads runs (analysis, reports, dashboards) goes through it and t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -308,12 +308,10 @@ class Run:
 
     def _statistic(self, group: str, name: str) -> StatisticSpec | None:
         if group == SCALARS and name in self.scalars:
-            if name == WALL_TIME and name not in self._source.layout.scalars:
-                return StatisticSpec(name, "s", "seconds since the run was created")
-            return StatisticSpec(name, "", "")
-        if group not in self.groups:
-            return None
-        return next((spec for spec in self.groups[group].statistics if spec.name == name), None)
+            is_ours = name == WALL_TIME and name not in self._source.layout.scalars
+            return StatisticSpec(name, *(("s", "seconds since the run was created") if is_ours else ("", "")))
+        known = self.groups[group].statistics if group in self.groups else ()
+        return next((spec for spec in known if spec.name == name), None)
 
     def _not_found(self, key: str) -> str:
         near = get_close_matches(key, self.keys() if "/" in key else list(self.groups), n=3, cutoff=0.6)
@@ -324,6 +322,9 @@ class Run:
 
     def __getitem__(self, key: str) -> Series:
         return self.read(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys()

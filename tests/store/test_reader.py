@@ -41,6 +41,7 @@ def test_what_is_recorded_is_listed_in_order(run):
         "scalars/lr",
         "scalars/wall_time",
     ]
+    assert list(run) == run.keys()
     assert run.scalars == ("loss", "lr", "wall_time")
     assert list(run.groups) == ["gradients", "parameters"]
 
