@@ -83,11 +83,11 @@ static inline double of_f16(uint16_t bits) {
             mean += gap * (size / joint);                                                                             \
             m2 += (spread > 0 ? spread : spread * 0) + gap * gap * (double)start * (size / joint);                    \
         }                                                                                                             \
-        if (nonfinite > 0) {                                                                                          \
+        if (nonfinite > 0 || isnan(m2)) { /* or squares above what a double holds */                                  \
             mean = 0;                                                                                                 \
             for (size_t i = 0; i < count; i++) mean += ANY(entries[i]);                                               \
             mean /= (double)count;                                                                                    \
-            m2 = (double)NAN;                                                                                         \
+            m2 = nonfinite > 0 ? (double)NAN : (double)INFINITY;                                                      \
         }                                                                                                             \
         *found = (Moments){(double)count, mean, m2, ANY((BITS)peak), zeros, nonfinite};                               \
     }                                                                                                                 \

@@ -71,6 +71,16 @@ def test_moments_of_random_numbers(dtype, count):
 
 
 @compiled
+@pytest.mark.parametrize("count", [2, 7, 5000])
+@pytest.mark.parametrize("size", [1e155, 1e250])
+def test_squares_above_what_a_double_holds_are_infinite(count, size):
+    x = torch.randn(count, dtype=torch.float64) * size
+    got, expected = run(Routine.MOMENTS, x), MOMENTS.of(x).numpy()
+    assert got[2] == expected[2] == math.inf
+    assert got[[0, 1, 3, 4, 5]] == pytest.approx(expected[[0, 1, 3, 4, 5]], rel=1e-9)
+
+
+@compiled
 def test_no_precision_is_lost_to_a_large_mean_or_a_first_entry_far_away():
     noise = torch.randn(1 << 20, dtype=torch.float64)
     far = 1e6 + noise
