@@ -81,7 +81,7 @@ class Workload:
     blocks: str
     """Class name of the blocks; norms are named after it."""
     pairs: float = 1.0
-    """Share of the pairs asked for."""
+    """Share of the pairs asked for: more where steps are short."""
     whole: Callable[[], nn.Module] | None = None
 
 
@@ -104,6 +104,7 @@ WORKLOADS = (
         lambda: Stack(4, 128, 4),
         tokens(4, 64, 256),
         "Block",
+        2.0,
         whole=lambda: Stack(128, 128, 4),
     ),
     Workload(
@@ -120,6 +121,7 @@ WORKLOADS = (
         lambda: Stack(10, 64, 4),
         tokens(1, 32, 256),
         "Block",
+        4.0,
         whole=lambda: Stack(1000, 64, 4),
     ),
     Workload(
