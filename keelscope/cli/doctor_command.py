@@ -72,7 +72,8 @@ def _plain(found: Examination, done: list[str]) -> dict[str, object]:
 
 def _lines(found: Examination, done: list[str]) -> Iterator[str]:
     steps = f", steps {found.first_step} to {found.last_step}" if found.rows else ""
-    yield f"{found.path}: {found.state}, {count(found.rows, 'row')}{steps}"
+    alone = f", statistics on {found.recorded:,} of them" if found.recorded < found.rows else ""
+    yield f"{found.path}: {found.state}, {count(found.rows, 'row')}{steps}{alone}"
     for session in found.history.sessions:
         resumed = f", went on at step {session.resumed_at_step}" if session.resumed_at_step >= 0 else ""
         cut = f", {count(session.rows_cut, 'row')} recorded again later" if session.rows_cut else ""

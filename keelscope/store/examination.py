@@ -23,6 +23,7 @@ from keelscope.store.parts import find_parts, place_of
 from keelscope.store.runfiles import RunFiles
 from keelscope.store.schema import SCALARS
 from keelscope.store.sealing import Outcome, remove_merged, seal, stray_drafts
+from keelscope.store.series import united
 
 __all__ = ["Examination", "FileFinding", "examined", "repaired"]
 
@@ -64,6 +65,8 @@ class Examination:
     rows: int = 0
     first_step: int = -1
     last_step: int = -1
+    recorded: int = 0
+    """Rows with statistics; the others hold logged scalars alone."""
     strays: tuple[str, ...] = ()
     """Temporary files and notes that a process left behind."""
 
@@ -99,11 +102,12 @@ def examined(path: Path) -> Examination:
         return Examination(path, "unreadable", findings, History(problems=(str(error),)), strays=strays)
     steps = run.steps(SCALARS)
     span = (len(steps), int(steps[0]), int(steps[-1])) if steps.size else (0, -1, -1)
+    recorded = len(united(run.steps(group.name) for group in run.layout.groups)) if run.layout.groups else 0
     for name in dict.fromkeys(name for finding in findings for name in finding.damaged):
         _read_damaged(run, *name.split("/", 1))
     state, history = _state(path, run), run.history
     run.close()
-    return Examination(path, state, findings, history, *span, strays)
+    return Examination(path, state, findings, history, *span, recorded, strays)
 
 
 FAILED = ("The run was not sealed", "Nothing was tidied up")

@@ -6,7 +6,9 @@ import json
 import h5py
 import numpy as np
 import pytest
+import torch
 
+import keelscope as ks
 from keelscope.cli import main
 from keelscope.store import examination
 from keelscope.store.pace import Pace
@@ -29,6 +31,18 @@ def test_it_says_what_there_is(run, capsys):
     said = capsys.readouterr().out
     assert "keel.h5: finished, 5 rows, steps 0 to 4" in said
     assert "Every number can be read." in said
+
+
+def test_rows_of_scalars_alone_are_told_from_those_with_statistics(tmp_path, capsys):
+    model, path = torch.nn.Linear(2, 1), tmp_path / "few.h5"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ks.watch(model, path, optimizer=optimizer, every=4) as session:
+        for _ in range(10):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+            session.log(loss=1.0)
+    assert main(["doctor", str(path)]) == 0
+    assert ", 10 rows, steps 0 to 9, statistics on 3 of them" in capsys.readouterr().out
 
 
 def test_json_and_repair(run, capsys):
