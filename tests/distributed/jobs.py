@@ -14,6 +14,7 @@ import runpy
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -28,7 +29,7 @@ import keelscope as ks
 from keelscope.probe import available_probes
 from keelscope.store.pace import Pace
 
-TIMEOUT = 60
+TIMEOUT = 120
 
 BATCH = 8
 STEPS = 3
@@ -400,6 +401,14 @@ def run_rank(rank: int, world: int, folder: Path, job: str, arguments: tuple) ->
         result = f"rank {rank}: {traceback.format_exc()}"
     (folder / f"{rank}.tmp").write_bytes(pickle.dumps(result))
     (folder / f"{rank}.tmp").rename(folder / f"{rank}.pickle")
+    leave_together([folder / f"{other}.pickle" for other in range(world)])
+
+
+def leave_together(results: list[Path], seconds: float = 5.0) -> None:
+    """Who exits first resets connections that others still read from; a rank that was killed is not waited for long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and not all(result.exists() for result in results):
+        time.sleep(0.01)
 
 
 def serve() -> None:
