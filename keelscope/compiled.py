@@ -30,11 +30,12 @@ class Eager:
 
     def __init__(self, model: nn.Module) -> None:
         self._stance = ExitStack()
-        self._compiled, self._entered = is_compiled(model), False
+        self.is_compiled, self._entered = is_compiled(model), False
+        """Whether the model was compiled when it was last looked at; whether recorded steps run eager now."""
 
     def begin(self) -> None:
         """A recorded step begins."""
-        if self._compiled and not self._entered:
+        if self.is_compiled and not self._entered:
             self._entered = True
             self._stance.enter_context(torch.compiler.set_stance("force_eager"))
 
@@ -52,9 +53,9 @@ class Eager:
         Returns:
             The answer.
         """
-        late = not self._compiled and is_compiled(model)
+        late = not self.is_compiled and is_compiled(model)
         if late:
-            self._compiled = True
+            self.is_compiled = True
             warnings.warn(self.LATE, CoverageWarning, stacklevel=2)
         return late
 

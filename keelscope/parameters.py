@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,8 @@ from keelscope.distributed import place
 from keelscope.entries import is_unsummed
 from keelscope.identities import Numbered
 from keelscope.lossscale import any_scaler
-from keelscope.passes import hooks_of, make_passes
+from keelscope.marks import Marks, accumulates
+from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
 
@@ -64,12 +64,15 @@ class ParameterHooks:
         self._passes = make_passes(weakref.ref(self), self._parameters)
         self._leaf_always = leaf_always
         self._handles, self._has_leaf_hooks = ExitStack(), False
-        self._marks: list[Any] = []
-        """Ours among the hooks of parameters."""
+        self._marks = Marks(self._passes)
+        self.is_fleeting = False
+        """Whether hooks are soon to be taken off again."""
+        self._is_alone = True
+        """Whether there is one process."""
         self._hooked = bytearray(len(parameters))
         """Of each parameter whether it is hooked."""
-        self._resting: tuple[list[Any], bytearray] = [], bytearray()
-        """Marks of the recorded step before, and who is hooked where they are put back."""
+        self._resting = bytearray()
+        """Who is hooked where the marks of the recorded step before are put back."""
         self.hookings = 0
         """How often a parameter came to them."""
         self._due: _Due | None = None
@@ -112,12 +115,15 @@ class ParameterHooks:
         """Hook every trainable parameter; doing so twice changes nothing."""
         if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
             return
-        if 1 not in self._hooked and self._resting[0] and self._passes.put_back(self._resting[0]):
-            self._marks, self._hooked = self._resting
-        for i, reference in enumerate(self._parameters) if not self.is_complete else ():
+        if self._resting and 1 not in self._hooked and self._marks.put_back(alone=self._is_alone):
+            self._hooked = self._resting
+        if self.is_complete:
+            return
+        early = self.is_fleeting and self._is_alone and self._marks.may_be_early()
+        for i, reference in enumerate(self._parameters):
             parameter = reference()
             if parameter is not None and not self._hooked[i]:
-                self._hook(parameter, i)
+                self._hook(parameter, i, early=early)
 
     @property
     def is_complete(self) -> bool:
@@ -138,10 +144,10 @@ class ParameterHooks:
 
     def detach(self) -> None:
         """Give every handle back."""
-        self._passes.take_off(self._marks)
         if 1 in self._hooked:
-            self._resting = ([], bytearray()) if self._has_leaf_hooks else (self._marks, self._hooked)
-        self._marks, self._hooked = [], bytearray(len(self._parameters))
+            self._marks.take_off(rest=not self._has_leaf_hooks)
+            self._resting = bytearray() if self._has_leaf_hooks else self._hooked
+            self._hooked = bytearray(len(self._parameters))
         self._handles.close()
         self._has_leaf_hooks = False
         self._before.clear()
@@ -156,7 +162,8 @@ class ParameterHooks:
 
     def choose_sums(self) -> None:
         """Tell the kernel whether to sum gradients when they arrive: other ranks change them later in the pass."""
-        self._passes.summing = int(self._now.sums and place()[1] == 1)
+        self._is_alone = place()[1] == 1
+        self._passes.summing = int(self._now.sums and self._is_alone)
 
     @property
     def _now(self) -> _Due:
@@ -239,25 +246,19 @@ class ParameterHooks:
         self.has_stepped |= has_any
         return indices, gradients
 
-    def _hook(self, parameter: nn.Parameter, i: int) -> None:
+    def _hook(self, parameter: nn.Parameter, i: int, *, early: bool = False) -> None:
         """Hook a parameter, where torch lets it."""
         trainable = parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
         if not trainable or not parameter.is_leaf:
             return
         self._hooked[i] = 1
         self.hookings += 1
-        self._place(parameter, i)
-        if self._leaf_always or i not in self._covered:
+        on_leaf = self._leaf_always or i not in self._covered
+        self._marks.put(parameter, i, early=early and not on_leaf)
+        if on_leaf:
             handle = parameter.register_hook(partial(_on_leaf, weakref.ref(self), i))  # type: ignore[no-untyped-call]
             self._handles.callback(handle.remove)
             self._has_leaf_hooks = True
-
-    def _place(self, parameter: nn.Parameter, i: int) -> None:
-        """Put a mark on a parameter; where it had one before, at a tenth of the cost."""
-        hooks = hooks_of(parameter)
-        mark = self._passes.mark(i, hooks)
-        hooks[mark] = mark
-        self._marks.append(mark)
 
     @contained
     def _on_leaf(self, i: int, gradient: Tensor) -> None:
@@ -273,6 +274,11 @@ class ParameterHooks:
         self.on_backward()
         # twice: after what is queued already, where data-parallel wrappers put averaged gradients in place
         _queue(partial(_queue, self._end_backward))
+
+    def _accumulates(self, i: int) -> bool:
+        """Whether the running backward pass, which has reached a parameter, adds to gradients."""
+        parameter = self._parameters[i]()
+        return parameter is not None and accumulates(parameter)
 
     @contained
     def _end_backward(self) -> None:

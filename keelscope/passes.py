@@ -18,7 +18,7 @@ from keelscope import kernel
 if TYPE_CHECKING:
     from keelscope._kernel import Passes
 
-__all__ = ["SlowPasses", "hooks_of", "make_passes"]
+__all__ = ["SlowPasses", "make_passes"]
 
 _graph_task = torch._C._current_graph_task_id
 
@@ -80,7 +80,7 @@ class SlowPasses:
         if owner is not None:
             owner._backward_begins()
 
-    def mark(self, index: int, hooks: dict[Hashable, Hashable]) -> SlowMark:
+    def mark(self, index: int, hooks: dict[Hashable, Hashable], _: bool) -> SlowMark:
         """What notes a parameter, to be put among its hooks.
 
         Args:
@@ -92,7 +92,7 @@ class SlowPasses:
         """
         return SlowMark(self, index, hooks)
 
-    def put_back(self, marks: list[SlowMark]) -> bool:
+    def put_back(self, marks: list[SlowMark], _: bool) -> bool:
         """Put marks among the hooks of their parameters again.
 
         Args:
@@ -107,7 +107,7 @@ class SlowPasses:
             mark.hooks[mark] = mark
         return True
 
-    def take_off(self, marks: list[SlowMark]) -> None:
+    def take_off(self, marks: list[SlowMark], _: bool) -> None:
         """Take marks from among the hooks of their parameters."""
         for mark in marks:
             mark.hooks.pop(mark, None)
@@ -187,34 +187,6 @@ class SlowPasses:
                 return False
             return state == _state(parameter)
         return False
-
-
-class _Hooks(dict[Any, Any]):
-    """What hooks of a parameter are kept in; torch makes an ordered dictionary, which takes half as much room again."""
-
-    __slots__ = ("__weakref__",)
-
-
-def hooks_of(parameter: nn.Parameter) -> dict[Any, Any]:
-    """What torch calls after an accumulation.
-
-    Args:
-        parameter: a leaf that requires a gradient.
-
-    Returns:
-        Its dictionary, made where it has none.
-    """
-    if parameter._post_accumulate_grad_hooks is None:
-        if type(parameter) is nn.Parameter:
-            parameter._post_accumulate_grad_hooks = _Hooks()
-        else:
-            parameter.register_post_accumulate_grad_hook(_ignore).remove()  # torch makes one
-    hooks: dict[Any, Any] = parameter._post_accumulate_grad_hooks
-    return hooks
-
-
-def _ignore(_: object) -> None:
-    """Nobody asked."""
 
 
 def make_passes(owner: weakref.ref[Any], parameters: list[weakref.ref[nn.Parameter]]) -> Passes | SlowPasses:

@@ -98,6 +98,8 @@ class Recorder:
         """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
+        self.is_fleeting = False
+        """Whether hooks will be taken off after the step that is opened next."""
         self._scale, self._sightings, self._eager = LossScale(), Sightings(), Eager(model)
         self._recorded = self._grown = 0
         self._is_ahead = False  # the row is open, and its forward has not begun: the model may still change
@@ -117,6 +119,7 @@ class Recorder:
             self.parameters.every = self.modules.duties.every = self.residuals.every = self.gates.every = agenda.every
         self.parameters.begin(self.current)
         self.parameters.choose_sums()
+        self.parameters.is_fleeting = self.is_fleeting and not self._eager.is_compiled and not self._sharded
         self.modules.begin(self.current)
         self.residuals.begin()
         self.gates.begin(self.current)

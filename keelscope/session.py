@@ -255,6 +255,7 @@ class Watch:
         self._complete = False
         self._recording = seen and (self._schedule.records(self._step) or not self._explicit)
         if self._recording:
+            self._recorder.is_fleeting = not self._schedule.records(self._step + 1)
             self._recorder.open()
 
     @contained

@@ -379,6 +379,7 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     known.cut = PyUnicode_InternFromString("cut");
     known.distance = PyUnicode_InternFromString("distance");
     known.begins = PyUnicode_InternFromString("_backward_begins");
+    known.accumulates = PyUnicode_InternFromString("_accumulates");
     if (PyErr_Occurred()) return NULL;
     Py_RETURN_NONE;
 }

@@ -65,7 +65,7 @@ typedef struct {
 /* What hooks ask torch with, set once by prepare_hooks(). */
 typedef struct {
     PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
-    PyObject *register_hooks, *first, *another, *begins, *cut, *distance;    /* names */
+    PyObject *register_hooks, *first, *another, *begins, *accumulates, *cut, *distance; /* names */
     Attribute base, grad_fn, hooks, requires_grad, grad, version, is_leaf, accumulated;
 } Known;
 

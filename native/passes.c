@@ -1,38 +1,8 @@
 /* Which parameters backward passes reach, and how their gradients stand: what keelscope.passes does in Python. */
 
-#include "kernel.h"
+#include "passes.h"
 
 #include <structmember.h>
-
-/* What is known of one parameter on one step. */
-typedef struct {
-    PyObject *gradient; /* borrowed, only compared */
-    long long version;  /* of the gradient */
-    unsigned char is_reached, is_noted, is_stepped, is_summed;
-} Standing;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *owner;      /* weak reference to the object with _backward_begins() */
-    PyObject *parameters; /* weak references */
-    Py_ssize_t size, first;
-    long long weight; /* version of the first parameter, which an optimizer writes whose gradient stays as it is */
-    Standing *standings;
-    double *sums; /* [parameter, 2]: count and squares of gradients that were summed when they arrived */
-    long long pass;
-    double seconds;
-    int is_summing;
-} Passes;
-
-typedef struct {
-    PyObject_HEAD
-    Passes *passes;
-    PyObject *hooks; /* the dictionary of a parameter that it is put in */
-    Py_ssize_t index;
-} Mark;
-
-static PyTypeObject *mark_type;
-
 
 static PyObject *passes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
     PyObject *owner, *parameters;
@@ -43,7 +13,7 @@ static PyObject *passes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs
     self->owner = Py_NewRef(owner);
     self->parameters = Py_NewRef(parameters);
     self->size = PyList_Size(parameters);
-    self->first = self->pass = -1;
+    self->first = self->pass = self->ignored = -1;
     self->standings = PyMem_Calloc((size_t)self->size + 1, sizeof *self->standings);
     self->sums = PyMem_Calloc((size_t)self->size + 1, 2 * sizeof *self->sums);
     if (self->standings != NULL && self->sums != NULL) return (PyObject *)self;
@@ -59,25 +29,45 @@ static void passes_end(PyObject *self) {
     end(self);
 }
 
-static int note(Passes *passes, Py_ssize_t index) {
+/* Whether the running pass is of torch.autograd.grad, which calls hooks of leaves and accumulates nothing. */
+static int accumulates(const Passes *passes, Py_ssize_t index) {
+    PyObject *owner = PyWeakref_GetObject(passes->owner), *number = PyLong_FromSsize_t(index);
+    if (owner == NULL || owner == Py_None || number == NULL) {
+        Py_XDECREF(number);
+        return 0;
+    }
+    Py_INCREF(owner);
+    const int found = is_true(PyObject_CallMethodObjArgs(owner, known.accumulates, number, NULL));
+    Py_DECREF(owner);
+    Py_DECREF(number);
+    return found;
+}
+
+int note(Passes *passes, Py_ssize_t index, int is_early) {
     PyObject *task = PyObject_CallNoArgs(known.graph_task);
     const long long pass = task == NULL ? -1 : PyLong_AsLongLong(task);
     Py_XDECREF(task);
     if (PyErr_Occurred()) return -1;
+    if (is_early && pass == passes->ignored) return 0;
     if (pass != passes->pass) { /* a new backward pass, also after one that raised half-way */
+        if (is_early && !accumulates(passes, index)) {
+            passes->ignored = pass;
+            return PyErr_Occurred() ? -1 : 0;
+        }
         passes->pass = pass;
         tell(passes->owner, known.begins, NULL, NULL, NULL);
         if (PyErr_Occurred()) return -1;
     }
     if (index < 0 || index >= passes->size) return 0;
     passes->standings[index].is_reached = 1;
-    passes->standings[index].is_summed = 0;
-    return 0;
+    passes->standings[index].is_summed = NOT_SUMMED;
+    passes->standings[index].is_early = (unsigned char)is_early;
+    return 1;
 }
 
 static PyObject *passes_note(PyObject *object, PyObject *argument) {
     const Py_ssize_t index = PyLong_AsSsize_t(argument);
-    if (PyErr_Occurred() || note((Passes *)object, index) < 0) return NULL;
+    if (PyErr_Occurred() || note((Passes *)object, index, 0) < 0) return NULL;
     Py_RETURN_NONE;
 }
 
@@ -89,13 +79,12 @@ static PyObject *passes_begin(PyObject *object, PyObject *none) {
     Py_RETURN_NONE;
 }
 
-/* The parameter, new; NULL where it is gone. */
-static PyObject *parameter_of(const Passes *self, Py_ssize_t index) {
+PyObject *parameter_of(const Passes *self, Py_ssize_t index) {
     PyObject *parameter = PyWeakref_GetObject(PyList_GetItem(self->parameters, index));
     return parameter == NULL || parameter == Py_None ? NULL : Py_NewRef(parameter);
 }
 
-static long long version_of(PyObject *tensor) {
+long long version_of(PyObject *tensor) {
     PyObject *version = ask(tensor, &known.version);
     const long long number = version == NULL ? -1 : PyLong_AsLongLong(version);
     Py_XDECREF(version);
@@ -121,19 +110,51 @@ static int add_pair(PyObject *indices, PyObject *gradients, Py_ssize_t index, Py
     return done ? 0 : -1;
 }
 
+static void sum(Passes *self, Py_ssize_t index, const Place *place) {
+    fill(SQUARES, place, NULL, self->sums + 2 * index);
+    self->standings[index].is_summed = SUMMED;
+}
+
 /* The squares of a gradient that has just been accumulated, which lies in the cache now and not when the pass ends. */
-static void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
+void sum_up(Passes *self, Py_ssize_t index, PyObject *parameter) {
     Standing *standing = &self->standings[index];
     const double start = now();
     Place place;
     PyObject *gradient = standing->is_stepped ? NULL : stand(parameter, standing);
-    if (gradient != NULL && find(gradient, &place)) {
-        fill(SQUARES, &place, NULL, self->sums + 2 * index);
-        standing->is_summed = 1;
-    }
+    if (gradient != NULL && find(gradient, &place)) sum(self, index, &place);
     Py_XDECREF(gradient);
     forgive();
     self->seconds += now() - start;
+}
+
+/* The squares of a gradient that is to be the parameter's own, which has none yet; if it has become another one when the
+   pass ends, they are taken again. */
+void sum_ahead(Passes *self, Py_ssize_t index, PyObject *gradient) {
+    Standing *standing = &self->standings[index];
+    const double start = now();
+    Place place;
+    PyObject *parameter = standing->is_stepped ? NULL : parameter_of(self, index);
+    PyObject *there = parameter == NULL ? NULL : ask(parameter, &known.grad);
+    if (there == Py_None && find(gradient, &place)) {
+        sum(self, index, &place);
+        standing->is_summed = SUMMED_AHEAD;
+        standing->address = place.address;
+        standing->version = version_of(gradient);
+    }
+    Py_XDECREF(there);
+    Py_XDECREF(parameter);
+    forgive();
+    self->seconds += now() - start;
+}
+
+/* Of a gradient that was noted early, and is accumulated now: whether it is summed. */
+static int sum_late(Passes *self, Py_ssize_t index, const Standing *then, PyObject *gradient) {
+    Place place;
+    if (!self->is_summing || has_others(self, index) || !find(gradient, &place)) return 0;
+    const int is_same = then->is_summed == SUMMED_AHEAD && then->address == place.address &&
+                        then->version == self->standings[index].version;
+    if (!is_same) sum(self, index, &place);
+    return 1;
 }
 
 /* Whether a noted gradient stands as it did; -1 of one that was not noted or whose parameter is gone. */
@@ -171,7 +192,8 @@ static int take_one(Passes *self, Py_ssize_t index, PyObject *indices, PyObject 
     const Standing then = self->standings[index], *now = &self->standings[index];
     PyObject *gradient = then.is_stepped ? NULL : note_gradient(self, index);
     if (gradient == NULL) return PyErr_Occurred() ? -1 : 0;
-    const int is_same = then.is_summed && then.gradient == now->gradient && then.version == now->version;
+    const int is_same = then.is_early ? sum_late(self, index, &then, gradient)
+                                      : then.is_summed && then.gradient == now->gradient && then.version == now->version;
     const int failed = !is_same && add_pair(indices, gradients, index, gradient) < 0;
     Py_DECREF(gradient);
     return failed || PyErr_Occurred() ? -1 : is_same;
@@ -267,56 +289,6 @@ static PyObject *passes_untouched(PyObject *object, PyObject *none) {
     return PyBool_FromLong(is_still);
 }
 
-static PyObject *passes_mark(PyObject *object, PyObject *args) {
-    PyObject *hooks;
-    Py_ssize_t index;
-    if (!PyArg_ParseTuple(args, "nO!", &index, &PyDict_Type, &hooks)) return NULL;
-    Mark *mark = (Mark *)begin(mark_type);
-    if (mark == NULL) return NULL;
-    mark->passes = (Passes *)Py_NewRef(object);
-    mark->hooks = Py_NewRef(hooks);
-    mark->index = index;
-    return (PyObject *)mark;
-}
-
-/* Whether a parameter still is one whose gradient is noted, and keeps its hooks where it did. */
-static int fits(const Passes *self, const Mark *mark) {
-    PyObject *parameter = mark->hooks == NULL ? NULL : parameter_of(self, mark->index);
-    if (parameter == NULL) return 0;
-    PyObject *hooks = NULL;
-    if (is_true(ask(parameter, &known.requires_grad)) && is_true(ask(parameter, &known.is_leaf))) {
-        hooks = ask(parameter, &known.accumulated);
-    }
-    Py_XDECREF(hooks);
-    Py_DECREF(parameter);
-    return hooks != NULL && hooks == mark->hooks;
-}
-
-/* put_back(marks) -> whether all of them are among the hooks of their parameters again; if one does not fit, none is */
-static PyObject *passes_put_back(PyObject *object, PyObject *marks) {
-    int done = PyList_Check(marks);
-    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++) {
-        PyObject *mark = PyList_GetItem(marks, i);
-        done = Py_TYPE(mark) == mark_type && fits((Passes *)object, (Mark *)mark);
-    }
-    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++) {
-        PyObject *mark = PyList_GetItem(marks, i);
-        if (PyObject_SetItem(((Mark *)mark)->hooks, mark, mark) < 0) return NULL;
-    }
-    forgive();
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
-}
-
-static PyObject *passes_take_off(PyObject *object, PyObject *marks) {
-    (void)object;
-    for (Py_ssize_t i = 0; PyList_Check(marks) && i < PyList_Size(marks); i++) {
-        PyObject *mark = PyList_GetItem(marks, i);
-        PyObject *hooks = Py_TYPE(mark) == mark_type ? ((Mark *)mark)->hooks : NULL;
-        if (hooks != NULL && PyMapping_HasKey(hooks, mark) && PyObject_DelItem(hooks, mark) < 0) return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static struct PyMemberDef PASSES_MEMBERS[] = {
     {"summing", T_INT, offsetof(Passes, is_summing), 0, "whether gradients are summed when they arrive"},
     {"seconds", T_DOUBLE, offsetof(Passes, seconds), 0, "time spent on sums"},
@@ -327,9 +299,10 @@ static struct PyMemberDef PASSES_MEMBERS[] = {
 static PyMethodDef PASSES_METHODS[] = {
     {"begin", passes_begin, METH_NOARGS, "begin(): a step begins"},
     {"note", passes_note, METH_O, "note(index): the running pass has reached a parameter"},
-    {"mark", passes_mark, METH_VARARGS, "mark(index, hooks) -> what notes a parameter, to be put among its hooks"},
-    {"put_back", passes_put_back, METH_O, "put_back(marks) -> whether all are among the hooks of their parameters again"},
-    {"take_off", passes_take_off, METH_O, "take_off(marks): take them from there"},
+    {"mark", passes_mark, METH_VARARGS, "mark(index, hooks, early) -> what notes a parameter, to be put among its hooks"},
+    {"put_back", passes_put_back, METH_VARARGS,
+     "put_back(marks, free) -> whether all are among the hooks of their parameters again"},
+    {"take_off", passes_take_off, METH_VARARGS, "take_off(marks, free): take them from there"},
     {"take", passes_take, METH_NOARGS, "take() -> who is reached; summed; sums; indices and gradients of the rest"},
     {"stepping", passes_stepping, METH_O,
      "stepping(indices) -> indices and gradients of those not noted; whether any has one"},
@@ -338,50 +311,12 @@ static PyMethodDef PASSES_METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int mark_visit(PyObject *self, visitproc visit, void *arg) {
-    Py_VISIT(Py_TYPE(self));
-    Py_VISIT(((Mark *)self)->hooks);
-    return 0;
-}
-
-static int mark_clear(PyObject *self) {
-    Py_CLEAR(((Mark *)self)->hooks);
-    return 0;
-}
-
-static void mark_end(PyObject *self) {
-    PyObject_GC_UnTrack(self);
-    mark_clear(self);
-    Py_XDECREF((PyObject *)((Mark *)self)->passes);
-    end(self);
-}
-
-/* Whether no other hook is called after an accumulation, which may change the gradient and not show it. */
-static int is_alone(const Mark *self) { return self->hooks != NULL && PyDict_Size(self->hooks) == 1; }
-
-static PyObject *mark_call(PyObject *object, PyObject *args, PyObject *kwargs) {
-    Mark *self = (Mark *)object;
-    PyObject *parameter = PyTuple_Size(args) == 1 ? PyTuple_GetItem(args, 0) : NULL;
-    (void)kwargs;
-    if (parameter == NULL || note(self->passes, self->index) < 0) return NULL;
-    if (self->passes->is_summing && is_alone(self)) sum_up(self->passes, self->index, parameter);
-    if (PyErr_Occurred()) return NULL;
-    Py_RETURN_NONE;
-}
-
 static PyType_Slot PASSES_SLOTS[] = {{Py_tp_new, passes_new},
                                      {Py_tp_dealloc, passes_end},
                                      {Py_tp_methods, PASSES_METHODS},
                                      {Py_tp_members, PASSES_MEMBERS},
                                      {0, NULL}};
-static PyType_Slot MARK_SLOTS[] = {{Py_tp_dealloc, mark_end},   {Py_tp_call, mark_call}, {Py_tp_traverse, mark_visit},
-                                   {Py_tp_clear, mark_clear}, {0, NULL}};
-
 static PyType_Spec PASSES = {"keelscope._kernel.Passes", sizeof(Passes), 0, Py_TPFLAGS_DEFAULT, PASSES_SLOTS};
-static PyType_Spec MARK = {"keelscope._kernel.Mark", sizeof(Mark), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, MARK_SLOTS};
-
 int add_passes(PyObject *module) {
-    mark_type = add_type(module, "Mark", &MARK);
-    return mark_type != NULL && add_type(module, "Passes", &PASSES) != NULL ? 0 : -1;
+    return add_marks(module) == 0 && add_type(module, "Passes", &PASSES) != NULL ? 0 : -1;
 }
