@@ -130,10 +130,13 @@ class Arming:
             own = ("grad_norm_total", "gradients") if arm.gradients else ("grad_norm_total",)
             self._past = {name: Past(arm.window, arm.least) for name in (*arm.on, *own)}
             journal.hold = arm.before
+        self.weighs = "gradients" in self._past
+        """Whether gradients are looked at on every step."""
 
     def records(self, step: int) -> bool:
         """Whether the step is observed, be it that its row is dropped later."""
-        return self.keeps(step) or (self._arm is not None and self._arm.before > 0)
+        arm = self._arm
+        return self._schedule.records(step) if arm is None else self.keeps(step) or arm.before > 0
 
     def keeps(self, step: int) -> bool:
         """Whether its row is stored whatever comes."""
@@ -186,7 +189,7 @@ class Arming:
     def weigh(self, optimizer: Optimizer) -> None:
         """Measure the gradients that an optimizer is about to use; an overflow is the business of its loss scaler."""
         overflow = getattr(optimizer, "found_inf", None)
-        if "gradients" not in self._past or (overflow is not None and float(overflow)):
+        if overflow is not None and float(overflow):
             return
         scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer takes it out itself
         norm = _total_norm(optimizer) / (1.0 if scale is None else float(scale))

@@ -126,7 +126,8 @@ class Journal:
         Before the first recorded values nothing can be written: the layout is not known yet.
         """
         self._due = max(self._due, before)
-        self._write(before - self.hold)
+        if self._values or self._scalars:
+            self._write(before - self.hold)
 
     def keep(self, first: int, mark: Mapping[str, float]) -> None:
         """Keep the rows that wait and were to be dropped.

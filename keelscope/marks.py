@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from keelscope.passes import SlowPasses
+from keelscope.store.worker import WRITING
 
 if TYPE_CHECKING:
     from keelscope._kernel import Passes
@@ -136,10 +137,11 @@ def _is_free() -> bool:
     """Whether no backward pass is running: torch may not be given hooks that it is looking at, nor lose them."""
     if _graph_task() != -1:
         return False
-    if len(threads := sys._current_frames()) == 1:
+    others = sys._current_frames()
+    if len(others) == 1 + len(WRITING & others.keys()):
         return True
-    own = threading.get_ident()
-    return not any(_runs_backward(frame) for ident, frame in threads.items() if ident != own)
+    del others[threading.get_ident()]
+    return not any(map(_runs_backward, others.values()))
 
 
 def _runs_backward(frame: FrameType | None) -> bool:

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
-from keelscope import kernel
 from keelscope.bulk import Bulk
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
@@ -29,6 +28,7 @@ from keelscope.entries import is_unsummed
 from keelscope.identities import Numbered
 from keelscope.lossscale import any_scaler
 from keelscope.marks import Marks, accumulates
+from keelscope.owned import Owned
 from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
@@ -65,10 +65,7 @@ class ParameterHooks:
         self._leaf_always = leaf_always
         self._handles, self._has_leaf_hooks = ExitStack(), False
         self._marks = Marks(self._passes)
-        self.is_fleeting = False
-        """Whether hooks are soon to be taken off again."""
-        self._is_alone = True
-        """Whether there is one process."""
+        self._is_alone, self._is_fleeting = True, False
         self._hooked = bytearray(len(parameters))
         """Of each parameter whether it is hooked."""
         self._resting = bytearray()
@@ -83,8 +80,7 @@ class ParameterHooks:
         """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
-        self._owned: dict[int, tuple[list[bytes], list[int]]] = {}
-        self._owned_now: dict[int, list[int]] = {}
+        self._owned = Owned(self._index)
         self._weighed: set[int] = set()
         self._step = StepRecord()
         self.on_backward: Callable[[], None] = _ignore
@@ -104,7 +100,7 @@ class ParameterHooks:
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
-        self._covered = {i for optimizer in optimizers for i in self._of(optimizer)}
+        self._covered = {i for optimizer in optimizers for i in self._owned.of(optimizer)}
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
@@ -119,7 +115,7 @@ class ParameterHooks:
             self._hooked = self._resting
         if self.is_complete:
             return
-        early = self.is_fleeting and self._is_alone and self._marks.may_be_early()
+        early = self._is_fleeting and self._is_alone and self._marks.may_be_early()
         for i, reference in enumerate(self._parameters):
             parameter = reference()
             if parameter is not None and not self._hooked[i]:
@@ -158,11 +154,15 @@ class ParameterHooks:
         self._passes.begin()
         self.has_stepped = False
         self._weighed.clear()
-        self._owned_now.clear()
+        self._owned.begin()
 
-    def choose_sums(self) -> None:
-        """Tell the kernel whether to sum gradients when they arrive: other ranks change them later in the pass."""
-        self._is_alone = place()[1] == 1
+    def choose(self, *, fleeting: bool) -> None:
+        """Whether to sum gradients when they arrive, and how to hook parameters: other ranks change gradients later.
+
+        Args:
+            fleeting: whether hooks are taken off again after the step.
+        """
+        self._is_alone, self._is_fleeting = place()[1] == 1, fleeting
         self._passes.summing = int(self._now.sums and self._is_alone)
 
     @property
@@ -184,7 +184,7 @@ class ParameterHooks:
         """
         start = time.perf_counter()
         self._in_closure = closure
-        owned, due = self._of(optimizer), self._now
+        owned, due = self._owned.of(optimizer), self._now
         if due.weights:
             self._weigh(owned)
         if not closure:
@@ -203,7 +203,7 @@ class ParameterHooks:
         if not self._in_closure and not self._before:
             return
         start = time.perf_counter()
-        owned = self._of(optimizer)
+        owned = self._owned.of(optimizer)
         self._stepping(owned)
         for i in owned:
             before, parameter = self._before.pop(i, None), self._parameters[i]()
@@ -215,7 +215,7 @@ class ParameterHooks:
 
     def rewritten(self, optimizer: Optimizer) -> bool:
         """Whether gradients of the optimizer changed since the last backward pass: unscaled or clipped."""
-        owned = self._of(optimizer)
+        owned = self._owned.of(optimizer)
         if len(owned) == len(self._parameters) and self._passes.untouched():
             return False  # unscaling changes all gradients of an optimizer
         return self._passes.rewritten(owned[:_SAMPLE])
@@ -330,20 +330,6 @@ class ParameterHooks:
         if record is None:
             record = self._step.parameters[i] = ParameterRecord()
         return record
-
-    def _of(self, optimizer: Optimizer) -> list[int]:
-        """Indices of the optimizer's parameters: looked up once a step, and nearly always the same."""
-        now = self._owned_now.get(id(optimizer))
-        if now is not None:
-            return now
-        identities = [kernel.identities(group["params"]) for group in optimizer.param_groups]
-        known = self._owned.get(id(optimizer))
-        if known is None or known[0] != identities:
-            held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-            found = [i for i in map(self._index.number, held) if i >= 0]
-            known = self._owned[id(optimizer)] = identities, found
-        self._owned_now[id(optimizer)] = known[1]
-        return known[1]
 
 
 def _on_leaf(owner: weakref.ref[ParameterHooks], i: int, gradient: Tensor) -> None:

@@ -87,9 +87,8 @@ class Recorder:
         """Called when a backward pass reaches a parameter, before anything of it is recorded."""
         self.admits: Callable[[bool], bool] = lambda _: True
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
-        self.current = StepRecord()
-        self.following = StepRecord()
-        """Forwards without gradient after the open row was complete: they belong to the next."""
+        self.current, self.following = StepRecord(), StepRecord()
+        """Of the open row; and forwards without gradient after that was complete, which belong to the next."""
         self.ranks = Ranks()
         """What this process holds of the model, known from the first row on."""
         self.axes: dict[str, NDArray[np.intp]] = {}
@@ -98,10 +97,9 @@ class Recorder:
         """Group -> lengths of the axes that the first row decides."""
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
-        self.is_fleeting = False
-        """Whether hooks will be taken off after the step that is opened next."""
         self._scale, self._sightings, self._eager = LossScale(), Sightings(), Eager(model)
         self._recorded = self._grown = 0
+        self.is_fleeting = False  # hooks are taken off again after the step that is opened next
         self._is_ahead = False  # the row is open, and its forward has not begun: the model may still change
         self._agenda: Agenda | None = None
         self._agendas, self._leading = Agendas(self.probes), next(iter(optimizers), None)
@@ -118,8 +116,7 @@ class Recorder:
             self._agenda = agenda
             self.parameters.every = self.modules.duties.every = self.residuals.every = self.gates.every = agenda.every
         self.parameters.begin(self.current)
-        self.parameters.choose_sums()
-        self.parameters.is_fleeting = self.is_fleeting and not self._eager.is_compiled and not self._sharded
+        self.parameters.choose(fleeting=self.is_fleeting and not self._eager.is_compiled and not self._sharded)
         self.modules.begin(self.current)
         self.residuals.begin()
         self.gates.begin(self.current)

@@ -251,8 +251,7 @@ class Watch:
         self._begin_row(seen=seen)
 
     def _begin_row(self, *, seen: bool = True) -> None:
-        self._step = self._clock.completed
-        self._complete = False
+        self._step, self._complete = self._clock.completed, False
         self._recording = seen and (self._schedule.records(self._step) or not self._explicit)
         if self._recording:
             self._recorder.is_fleeting = not self._schedule.records(self._step + 1)
@@ -318,7 +317,7 @@ class Watch:
         self._idle.step_begins(closure=closure)
         if self._recording and not self._complete:
             self._recorder.before_step(optimizer, closure=closure)
-        if not closure:
+        if not closure and self._schedule.weighs:
             self._schedule.weigh(optimizer)
 
     @contained

@@ -47,59 +47,38 @@ int has_others(const Passes *self, Py_ssize_t index) {
     return found;
 }
 
-/* An early mark leaves nothing behind: where there is no other hook of the kind, torch is given none. */
-static int fits_early(const Mark *mark, PyObject *parameter, int is_free) {
-    PyObject *early = kept(parameter, &known.hooks), *late = kept(parameter, &known.accumulated);
-    const int is_free_of = early == Py_None && is_free && PyDict_Size(mark->hooks) <= 1;
-    const int found = late == Py_None && (is_free_of || early == mark->hooks);
-    Py_DECREF(early);
-    Py_DECREF(late);
-    return found;
-}
-
-static int fits_late(const Mark *mark, PyObject *parameter) {
-    PyObject *hooks = kept(parameter, &known.accumulated);
-    Py_DECREF(hooks);
-    return hooks == mark->hooks;
-}
-
-/* Whether a parameter still is one whose gradient is noted, and keeps its hooks where it did. */
-static int fits(const Passes *self, const Mark *mark, int is_free) {
-    PyObject *parameter = mark->hooks == NULL ? NULL : parameter_of(self, mark->index);
-    if (parameter == NULL) return 0;
-    int found = is_true(ask(parameter, &known.requires_grad)) && is_true(ask(parameter, &known.is_leaf));
-    if (found) found = mark->is_early ? fits_early(mark, parameter, is_free) : fits_late(mark, parameter);
-    Py_DECREF(parameter);
-    return found;
-}
-
 /* Gives torch a dictionary of hooks on the gradient of a parameter, or takes it away again (None). */
 static int give(PyObject *parameter, PyObject *hooks) { return PyObject_SetAttr(parameter, known.hooks.name, hooks); }
 
-static int put(const Passes *self, Mark *mark) {
-    if (PyObject_SetItem(mark->hooks, (PyObject *)mark, (PyObject *)mark) < 0) return -1;
-    PyObject *parameter = mark->is_early ? parameter_of(self, mark->index) : NULL;
-    PyObject *hooks = parameter == NULL ? NULL : kept(parameter, &known.hooks);
-    const int done = hooks == Py_None ? give(parameter, mark->hooks) : 0;
-    Py_XDECREF(hooks);
-    Py_XDECREF(parameter);
+static int put_in(Mark *mark) { return PyObject_SetItem(mark->hooks, (PyObject *)mark, (PyObject *)mark); }
+
+/* An early mark leaves nothing behind: where there is no other hook of the kind, torch is given none. */
+static int put_early(Mark *mark, PyObject *parameter, int is_free) {
+    PyObject *early = kept(parameter, &known.hooks), *late = kept(parameter, &known.accumulated);
+    const Py_ssize_t others = PyDict_Size(mark->hooks) - PyMapping_HasKey(mark->hooks, (PyObject *)mark);
+    const int is_new = early == Py_None && is_free && others == 0;
+    int done = late == Py_None && (is_new || early == mark->hooks);
+    Py_DECREF(early);
+    Py_DECREF(late);
+    if (done && (put_in(mark) < 0 || (is_new && give(parameter, mark->hooks) < 0))) done = -1;
     return done;
 }
 
-/* put_back(marks, free) -> whether all of them are among the hooks of their parameters again; if one does not fit, none
-   is. Free: no backward pass is running, which may be looking at the hooks of a parameter. */
-PyObject *passes_put_back(PyObject *object, PyObject *args) {
-    PyObject *marks;
-    int is_free, done = 1;
-    if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &marks, &is_free)) return NULL;
-    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++) {
-        PyObject *mark = PyList_GetItem(marks, i);
-        done = Py_TYPE(mark) == mark_type && fits((Passes *)object, (Mark *)mark, is_free);
-    }
-    for (Py_ssize_t i = 0; done && i < PyList_Size(marks); i++)
-        if (put((Passes *)object, (Mark *)PyList_GetItem(marks, i)) < 0) return NULL;
-    forgive();
-    return PyErr_Occurred() ? NULL : PyBool_FromLong(done);
+static int put_late(Mark *mark, PyObject *parameter) {
+    PyObject *hooks = kept(parameter, &known.accumulated);
+    Py_DECREF(hooks);
+    if (hooks != mark->hooks) return 0;
+    return put_in(mark) < 0 ? -1 : 1;
+}
+
+/* Whether it was done: where the parameter still is one whose gradient is noted, and keeps its hooks where it did. */
+static int put(const Passes *self, Mark *mark, int is_free) {
+    PyObject *parameter = mark->hooks == NULL ? NULL : parameter_of(self, mark->index);
+    if (parameter == NULL) return 0;
+    int done = is_true(ask(parameter, &known.requires_grad)) && is_true(ask(parameter, &known.is_leaf));
+    if (done) done = mark->is_early ? put_early(mark, parameter, is_free) : put_late(mark, parameter);
+    Py_DECREF(parameter);
+    return done;
 }
 
 /* Takes a dictionary away that holds an early mark and nothing else; the mark stays in it. */
@@ -119,14 +98,35 @@ static int take_off(const Passes *self, Mark *mark, int is_free) {
     return is_away ? is_away : PyObject_DelItem(mark->hooks, (PyObject *)mark);
 }
 
+static int take_off_all(const Passes *self, PyObject *marks, Py_ssize_t count, int is_free) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *mark = PyList_GetItem(marks, i);
+        if (Py_TYPE(mark) == mark_type && take_off(self, (Mark *)mark, is_free) < 0) return -1;
+    }
+    return 0;
+}
+
+/* put_back(marks, free) -> whether all of them are among the hooks of their parameters again; if one does not fit, none
+   is. Free: no backward pass is running, which may be looking at the hooks of a parameter. */
+PyObject *passes_put_back(PyObject *object, PyObject *args) {
+    PyObject *marks;
+    int is_free, done = 1;
+    Py_ssize_t count = 0;
+    if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &marks, &is_free)) return NULL;
+    for (; done > 0 && count < PyList_Size(marks); count++) {
+        PyObject *mark = PyList_GetItem(marks, count);
+        done = Py_TYPE(mark) == mark_type ? put((Passes *)object, (Mark *)mark, is_free) : 0;
+    }
+    forgive();
+    if (done < 1 && take_off_all((Passes *)object, marks, count, is_free) < 0) return NULL;
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(done > 0);
+}
+
 PyObject *passes_take_off(PyObject *object, PyObject *args) {
     PyObject *marks;
     int is_free;
     if (!PyArg_ParseTuple(args, "O!p", &PyList_Type, &marks, &is_free)) return NULL;
-    for (Py_ssize_t i = 0; i < PyList_Size(marks); i++) {
-        PyObject *mark = PyList_GetItem(marks, i);
-        if (Py_TYPE(mark) == mark_type && take_off((Passes *)object, (Mark *)mark, is_free) < 0) return NULL;
-    }
+    if (take_off_all((Passes *)object, marks, PyList_Size(marks), is_free) < 0) return NULL;
     Py_RETURN_NONE;
 }
 

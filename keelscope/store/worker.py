@@ -6,6 +6,7 @@ full or gone, recording stops, rows are counted as dropped, and writing is tried
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -21,10 +22,13 @@ from keelscope.store.rotation import PartWriter, reason
 from keelscope.store.rows import PackedRow, settle
 from keelscope.store.schema import RunLayout
 
-__all__ = ["Worker"]
+__all__ = ["WRITING", "Worker"]
 
 _FLUSH_TIMEOUT = 60.0
 _LARGEST_BATCH = 64
+WRITING: set[int] = set()
+"""The threads that write, which train nothing."""
+os.register_at_fork(after_in_child=WRITING.clear)
 
 
 class Worker:
@@ -91,9 +95,13 @@ class Worker:
             self._thread.join(_FLUSH_TIMEOUT)
 
     def _work(self) -> None:
-        while self._wait():
-            self._write()
-        self._finish()
+        WRITING.add(threading.get_ident())
+        try:
+            while self._wait():
+                self._write()
+            self._finish()
+        finally:
+            WRITING.discard(threading.get_ident())
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when closing."""

@@ -104,7 +104,8 @@ _HISTOGRAM = replace(
 
 def _quantiles(t: Columns) -> NDArray[np.float64]:
     """Gains below which given shares of the rows lie, ``[..., quantile]``; interpolated in log2 inside a bin."""
-    columns = [np.atleast_1d(column) for column in t.values()]
+    columns = list(t.values())
+    columns = columns if columns[0].ndim else [column[None] for column in columns]
     starts = range(0, max(1, len(columns[0])), _TOGETHER)
     parts = [_quantiles_of(np.array([column[at : at + _TOGETHER] for column in columns]).T) for at in starts]
     return np.concatenate(parts).reshape(*next(iter(t.values())).shape, len(QUANTILES))
