@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from torch import Tensor
+
 from keelscope import kernel
 
 if TYPE_CHECKING:
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "hang_hooks",
     "hearing",
+    "kept_tensors",
     "other_tensors",
     "place_hooks",
     "same_calls",
@@ -85,6 +89,25 @@ def same_numbers(nodes: list[Node], wanted: list[tuple[int, str, object]]) -> bo
         return all(getattr(nodes[i], attribute, None) == number for i, attribute, number in wanted)
     is_same: bool = kernel._native.same_numbers(nodes, wanted)
     return is_same
+
+
+def kept_tensors(tensors: list[Tensor | None], versions: list[int], positions: bytes) -> list[Tensor] | None:
+    """Tensors that were kept.
+
+    Args:
+        tensors: all of them.
+        versions: of each, when it was kept.
+        positions: of those that are wanted, as 32-bit numbers.
+
+    Returns:
+        These; None where something was written into one since, or it was not kept.
+    """
+    if kernel._native is not None:
+        kept: list[Tensor] | None = kernel._native.kept_tensors(tensors, versions, positions)
+        return kept
+    chosen = [(tensors[i], versions[i]) for i in np.frombuffer(positions, np.int32)]
+    found = [tensor for tensor, version in chosen if tensor is not None and tensor._version == version]
+    return found if len(found) == len(chosen) else None
 
 
 def hearing(*listener: object) -> Callable[..., int] | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +16,11 @@ from keelscope import kernel
 if TYPE_CHECKING:
     from keelscope._kernel import Flow
 
-__all__ = ["flow", "residual_gradients", "residual_rows", "residual_sums", "residual_weight"]
+__all__ = ["flow", "plain_operands", "residual_gradients", "residual_rows", "residual_sums", "residual_weight"]
+
+
+_Key = TypeVar("_Key")
+_Met = TypeVar("_Met")
 
 
 def residual_sums(*tensors: Tensor) -> bytes | None:
@@ -71,6 +76,27 @@ def residual_rows(
         return None
     packed, left = kernel._native.residual_rows(flags, list(operands))
     return np.frombuffer(packed).reshape(len(operands), 2 if flags is None else 8), left
+
+
+def plain_operands(
+    kind: Callable[[Tensor, Tensor, Tensor], _Met],
+    tensors: Mapping[_Key, Tensor],
+    wanted: list[tuple[_Key, _Key, torch.dtype] | None],
+) -> Sequence[_Met | None]:
+    """What meets in sums of two tensors of one type and shape.
+
+    Args:
+        kind: makes one of stream, shortcut and branch.
+        tensors: a dictionary.
+        wanted: names of stream and branch and the type of both; None for other sums.
+
+    Returns:
+        What meets in each; None where only Python can tell, or without the compiled kernel.
+    """
+    if kernel._native is None or type(tensors) is not dict:
+        return [None] * len(wanted)
+    found: Sequence[_Met | None] = kernel._native.plain_operands(kind, tensors, wanted)
+    return found
 
 
 def flow(owner: weakref.ref[Any], numbers: bytes, streams: int, sublayers: int, *, sums: bool) -> Flow | None:

@@ -36,7 +36,6 @@ from keelscope.sites import WatchedParameter
 __all__ = ["ParameterHooks"]
 
 _queue = torch.autograd.Variable._execution_engine.queue_callback
-
 _PLAIN = nn.Parameter  # asked by type: its metaclass answers isinstance() in Python
 _SAMPLE = 8
 """Parameters looked at to tell whether all gradients of an optimizer were rewritten."""
@@ -52,6 +51,8 @@ class _Due:
     used: bool
     """Whether gradients are measured as the optimizer uses them."""
     updates: bool
+    shown: bool
+    """Whether a probe is shown gradients, on this step or on others."""
 
 
 class ParameterHooks:
@@ -81,9 +82,11 @@ class ParameterHooks:
         self._before: dict[int, Tensor] = {}
         self._covered: set[int] = set()
         self._owned = Owned(self._index)
+        self._few = list(range(min(_SAMPLE, len(parameters))))
+        """Those that tell, where no probe looks at gradients, when a pass begins, and whether these were unscaled."""
         self._weighed: set[int] = set()
         self._step = StepRecord()
-        self.on_backward: Callable[[], None] = _ignore
+        self.on_backward: Callable[[], None] = lambda: None
         """Called when a backward pass reaches the first parameter."""
         self.unsummed: set[int] = set()
         """Parameters whose gradient is a sum that the ranks had not added up."""
@@ -100,7 +103,9 @@ class ParameterHooks:
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
-        self._covered = {i for optimizer in optimizers for i in self._owned.of(optimizer)}
+        owned = [self._owned.of(optimizer) for optimizer in optimizers]
+        self._covered = {i for several in owned for i in several}
+        self._few = [i for several in owned for i in several[:_SAMPLE]] or self._few
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
@@ -108,23 +113,21 @@ class ParameterHooks:
         self._due = None
 
     def attach(self) -> None:
-        """Hook every trainable parameter; doing so twice changes nothing."""
-        if self.is_complete or not self._bulk.has(Tap.PARAMETER_GRADIENT):
-            return
+        """Hook every trainable parameter, or `_few`; doing so twice changes nothing."""
         if self._resting and 1 not in self._hooked and self._marks.put_back(alone=self._is_alone):
             self._hooked = self._resting
         if self.is_complete:
             return
         early = self._is_fleeting and self._is_alone and self._marks.may_be_early()
-        for i, reference in enumerate(self._parameters):
-            parameter = reference()
+        for i in range(len(self._parameters)) if self._now.shown else self._few:
+            parameter = self._parameters[i]()
             if parameter is not None and not self._hooked[i]:
                 self._hook(parameter, i, early=early)
 
     @property
     def is_complete(self) -> bool:
         """Whether no parameter is left that `attach_owner` could hook."""
-        return 0 not in self._hooked
+        return 0 not in self._hooked or (1 in self._hooked and not self._now.shown)
 
     def hooked(self) -> Iterable[int]:
         """Identity of those that are hooked."""
@@ -170,7 +173,7 @@ class ParameterHooks:
         """What is due, looked up when that changes."""
         if self._due is None:
             sums = not self._leaf_always and self._bulk.is_of_squares(Tap.PARAMETER_GRADIENT)
-            after = self._bulk.has(Tap.STEP_GRADIENT), self._bulk.has(Tap.UPDATE)
+            after = (self._bulk.has(tap) for tap in (Tap.STEP_GRADIENT, Tap.UPDATE, Tap.PARAMETER_GRADIENT))
             self._due = _Due(sums, self._bulk.is_due(Tap.PARAMETER), *after)
         return self._due
 
@@ -188,9 +191,7 @@ class ParameterHooks:
         if due.weights:
             self._weigh(owned)
         if not closure:
-            unseen, gradients = self._stepping(owned)
-            if unseen:
-                self._keep_gradients(unseen, gradients)
+            self._keep_gradients(*self._stepping(owned))
             if due.used:
                 self._measure_used(owned)
         if due.updates:
@@ -242,8 +243,9 @@ class ParameterHooks:
 
     def _stepping(self, owned: list[int]) -> tuple[list[int], list[Tensor]]:
         """An optimizer uses the gradients that there are."""
-        indices, gradients, has_any = self._passes.stepping(owned)
-        self.has_stepped |= has_any
+        looks = self._now.shown
+        indices, gradients, has_any = self._passes.stepping(owned if looks else owned[:_SAMPLE])
+        self.has_stepped |= has_any or (not looks and self._passes.stepping(owned)[2])
         return indices, gradients
 
     def _hook(self, parameter: nn.Parameter, i: int, *, early: bool = False) -> None:
@@ -336,7 +338,3 @@ def _on_leaf(owner: weakref.ref[ParameterHooks], i: int, gradient: Tensor) -> No
     hooks = owner()
     if hooks is not None:
         hooks._on_leaf(i, gradient)
-
-
-def _ignore() -> None:
-    """Nobody asked."""

@@ -7,7 +7,7 @@
 #define MOST 6 /* tensors of a call */
 
 static struct {
-    PyObject *grad_fn, *slot, *version, *requires_grad, *is_meta, *before, *after, *with_kwargs, *module, *is_refused, *begun, *passed; /* names */
+    PyObject *before, *after, *with_kwargs, *module, *is_refused, *begun, *passed; /* names */
     PyObject *unheard; /* when a call began of which only the end is heard */
 } words;
 
@@ -17,11 +17,6 @@ typedef struct {
 
 static int get_ready(void) {
     if (words.unheard != NULL) return 1;
-    words.grad_fn = PyUnicode_InternFromString("grad_fn");
-    words.slot = PyUnicode_InternFromString("output_nr");
-    words.version = PyUnicode_InternFromString("_version");
-    words.requires_grad = PyUnicode_InternFromString("requires_grad");
-    words.is_meta = PyUnicode_InternFromString("is_meta");
     words.before = PyUnicode_InternFromString("_forward_pre_hooks");
     words.after = PyUnicode_InternFromString("_forward_hooks");
     words.with_kwargs = PyUnicode_InternFromString("_forward_hooks_with_kwargs");
@@ -36,12 +31,12 @@ static int get_ready(void) {
 /* 1: noted; 0: needs no gradient; -1: Python must look. */
 static int look_at(PyObject *tensor, Noted *noted) {
     if ((PyObject *)Py_TYPE(tensor) != torch.tensor) return tensor == Py_None ? 0 : -1;
-    if (!is_true(PyObject_GetAttr(tensor, words.requires_grad))) return 0;
-    if (is_true(PyObject_GetAttr(tensor, words.is_meta))) return -1;
+    if (!is_true(ask(tensor, &known.requires_grad))) return 0;
+    if (is_true(ask(tensor, &known.is_meta))) return -1;
     noted->tensor = tensor;
-    noted->node = PyObject_GetAttr(tensor, words.grad_fn);
-    noted->slot = PyObject_GetAttr(tensor, words.slot);
-    noted->version = PyObject_GetAttr(tensor, words.version);
+    noted->node = ask(tensor, &known.grad_fn);
+    noted->slot = ask(tensor, &known.slot);
+    noted->version = ask(tensor, &known.version);
     const int is_known = noted->node != NULL && noted->node != Py_None && noted->slot != NULL && noted->version != NULL;
     return is_known ? 1 : -1;
 }

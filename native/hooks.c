@@ -372,6 +372,8 @@ PyObject *prepare_hooks(PyObject *module, PyObject *const *arguments, Py_ssize_t
     get_to(&known.grad, "grad");
     get_to(&known.version, "_version");
     get_to(&known.is_leaf, "is_leaf");
+    get_to(&known.is_meta, "is_meta");
+    get_to(&known.slot, "output_nr");
     get_to(&known.accumulated, "_post_accumulate_grad_hooks");
     known.register_hooks = PyUnicode_InternFromString("_register_hook_dict");
     known.first = PyUnicode_InternFromString("_first_arrives");

@@ -211,6 +211,30 @@ PyObject *other_tensors(PyObject *module, PyObject *args) {
     return left;
 }
 
+/* kept_tensors(tensors, versions, positions) -> those at packed positions; None where one was written into since, or none is
+   kept */
+PyObject *kept_tensors(PyObject *module, PyObject *args) {
+    PyObject *tensors, *versions, *found;
+    const char *packed;
+    Py_ssize_t size;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O!y#", &PyList_Type, &tensors, &PyList_Type, &versions, &packed, &size)) return NULL;
+    const int32_t *positions = (const int32_t *)(const void *)packed;
+    const Py_ssize_t count = size / (Py_ssize_t)sizeof *positions;
+    int is_same = (found = PyList_New(count)) != NULL;
+    for (Py_ssize_t i = 0; is_same && i < count; i++) {
+        PyObject *tensor = PyList_GetItem(tensors, positions[i]), *then = PyList_GetItem(versions, positions[i]);
+        PyObject *version = tensor == NULL || then == NULL || tensor == Py_None ? NULL : ask(tensor, &known.version);
+        is_same = version != NULL && PyObject_RichCompareBool(version, then, Py_EQ) == 1;
+        Py_XDECREF(version);
+        if (is_same) PyList_SetItem(found, i, Py_NewRef(tensor));
+    }
+    if (is_same) return found;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    Py_RETURN_NONE;
+}
+
 /* same_numbers(nodes, wanted): wanted as place of a node, name of an attribute and number -> whether all are kept */
 PyObject *same_numbers(PyObject *module, PyObject *args) {
     PyObject *nodes, *wanted;

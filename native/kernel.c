@@ -319,6 +319,8 @@ static PyMethodDef METHODS[] = {
     {"place_hooks", place_hooks, METH_VARARGS, "place_hooks(placements, on): put hooks back, or take them off"},
     {"same_calls", same_calls, METH_VARARGS, "whether the same modules were called in the same way"},
     {"same_numbers", same_numbers, METH_VARARGS, "whether nodes keep numbers"},
+    {"kept_tensors", kept_tensors, METH_VARARGS, "tensors into which nothing was written"},
+    {"plain_operands", plain_operands, METH_VARARGS, "what meets in sums"},
     {"other_tensors", other_tensors, METH_VARARGS, "what nodes put out that is not of a shape and type"},
     {"same_nodes", same_nodes, METH_VARARGS, "nodes of a graph of a known shape; or None"},
     {NULL, NULL, 0, NULL},

@@ -66,7 +66,7 @@ typedef struct {
 typedef struct {
     PyObject *is_grad_enabled, *graph_task, *transforms, *tracing, *ordered; /* callables */
     PyObject *register_hooks, *first, *another, *begins, *accumulates, *cut, *distance; /* names */
-    Attribute base, grad_fn, hooks, requires_grad, grad, version, is_leaf, accumulated;
+    Attribute base, grad_fn, hooks, requires_grad, grad, version, is_leaf, is_meta, slot, accumulated;
 } Known;
 
 extern Torch torch;
@@ -135,6 +135,7 @@ int gradient_columns(PyObject *const *gradients, double *columns);
 PyObject *residual_sums(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *residual_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 PyObject *residual_rows(PyObject *module, PyObject *args);
+PyObject *plain_operands(PyObject *module, PyObject *args);
 PyObject *residual_gradients(PyObject *module, PyObject *const *arguments, Py_ssize_t given);
 
 /* Of calls.c. */
@@ -150,6 +151,7 @@ PyObject *same_nodes(PyObject *module, PyObject *args);
 PyObject *same_calls(PyObject *module, PyObject *args);
 PyObject *other_tensors(PyObject *module, PyObject *args);
 PyObject *same_numbers(PyObject *module, PyObject *args);
+PyObject *kept_tensors(PyObject *module, PyObject *args);
 
 /* Of hooks.c: adds its types to the module; says what its hooks ask torch with. */
 int add_hooks(PyObject *module);

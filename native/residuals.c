@@ -125,6 +125,50 @@ PyObject *residual_rows(PyObject *module, PyObject *args) {
     return found;
 }
 
+static int has_dtype(PyObject *tensor, PyObject *dtype) {
+    PyObject *found = ask(tensor, &torch.dtype);
+    Py_XDECREF(found);
+    return found == dtype;
+}
+
+static int have_one_shape(PyObject *first, PyObject *second) {
+    PyObject *one = ask(first, &torch.shape), *other = ask(second, &torch.shape);
+    const int is_same = one != NULL && other != NULL && PyObject_RichCompareBool(one, other, Py_EQ) == 1;
+    Py_XDECREF(one);
+    Py_XDECREF(other);
+    return is_same;
+}
+
+/* Stream, stream and branch, new, by what names them in a dictionary, if both are of one type and shape; else None. */
+static PyObject *meeting(PyObject *type, PyObject *tensors, PyObject *wanted) {
+    PyObject *stream = NULL, *branch = NULL, *dtype, *found = NULL;
+    if (PyTuple_Check(wanted) && PyTuple_Size(wanted) == 3) {
+        stream = PyDict_GetItemWithError(tensors, PyTuple_GetItem(wanted, 0));
+        branch = PyDict_GetItemWithError(tensors, PyTuple_GetItem(wanted, 1));
+        dtype = PyTuple_GetItem(wanted, 2);
+    }
+    if (stream != NULL && branch != NULL && has_dtype(stream, dtype) && has_dtype(branch, dtype) &&
+        have_one_shape(stream, branch))
+        found = PyObject_CallFunctionObjArgs(type, stream, stream, branch, NULL);
+    if (found != NULL) return found;
+    forgive();
+    return Py_NewRef(Py_None);
+}
+
+/* plain_operands(type, tensors, wanted): wanted as keys of stream and branch and the type of both, or None -> objects made of
+   stream, shortcut and branch, None of those that are left to Python */
+PyObject *plain_operands(PyObject *module, PyObject *args) {
+    PyObject *type, *tensors, *wanted, *found;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyDict_Type, &tensors, &PyList_Type, &wanted)) return NULL;
+    if ((found = PyList_New(PyList_Size(wanted))) == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < PyList_Size(wanted); i++)
+        PyList_SetItem(found, i, meeting(type, tensors, PyList_GetItem(wanted, i)));
+    if (!PyErr_Occurred()) return found;
+    Py_DECREF(found);
+    return NULL;
+}
+
 /* Squares of one of several tensors, from an earlier one if it is the same. */
 static double squares_of(const Place *places, int index, const double *known) {
     for (int i = 0; i < index; i++) {

@@ -263,6 +263,10 @@ class Listener:
         self.rows, self.nodes, self.slots, self.hearing = rows, nodes, list(slots), None
         self._tensors, self._versions = [tensor for tensor, _ in found], [version for _, version in found]
 
+    def kept(self, positions: bytes) -> list[Tensor] | None:
+        """Several of the kept tensors; None where something was written into one since."""
+        return kernel_calls.kept_tensors(self._tensors, self._versions, positions)
+
     def tensor(self, position: int) -> Tensor | None:
         """A kept tensor, unless something was written into it since."""
         tensor = self._tensors[position]

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
-from torch import Tensor
+import numpy as np
 from torch.autograd.graph import Node
 
 from keelscope.topology.graph import Graph, Key
@@ -47,6 +47,8 @@ class _Reading:
     """Modules that ran inside no other, when a graph had this shape again; none before."""
     excerpt: tuple[Hearing, Imprint, dict[Key, int]] | None = None
     """Imprint and positions where not all modules are listened to."""
+    packed: tuple[dict[Key, int], bytes] | None = None
+    """Positions as the compiled kernel takes them."""
 
     def again(self, listener: Listener) -> LiveGraph | None:
         """The same places in another graph; None if it has another shape, or something is not there this time."""
@@ -56,13 +58,10 @@ class _Reading:
         nodes = imprint.nodes_of(listener)
         if nodes is None or not _are_kept(nodes, self.factors):
             return None
-        tensors: dict[Key, Tensor] = {}
-        for key, position in positions.items():
-            tensor = listener.tensor(position)
-            if tensor is None:
-                return None
-            tensors[key] = tensor
-        return LiveGraph(self.places, nodes, tensors, functools.partial(kept, nodes))
+        tensors = listener.kept(self._packed_of(positions))
+        if tensors is None:
+            return None
+        return LiveGraph(self.places, nodes, dict(zip(positions, tensors, strict=True)), functools.partial(kept, nodes))
 
     def _as_heard(self, hearing: Hearing | None) -> tuple[Imprint, dict[Key, int]]:
         if hearing is None:
@@ -71,6 +70,11 @@ class _Reading:
             imprint = self.imprint.excerpt(hearing)
             self.excerpt = hearing, imprint, _first_positions(imprint.keys, self.positions.keys())
         return self.excerpt[1:]
+
+    def _packed_of(self, positions: dict[Key, int]) -> bytes:
+        if self.packed is None or self.packed[0] is not positions:
+            self.packed = positions, np.fromiter(positions.values(), np.int32, len(positions)).tobytes()
+        return self.packed[1]
 
     def tell(self, listener: Listener) -> bool:
         """Tell a listener of all calls, if its graph differs from this one in sizes, types and numbers alone."""

@@ -72,6 +72,12 @@ class Recipe:
         for factors in (*self.shortcut, *(factors for _, factors in self.branch)):
             yield from factors
 
+    @property
+    def plain(self) -> tuple[Key, Key, torch.dtype] | None:
+        """Stream, branch and their type, where nothing but these two meets; else None."""
+        is_plain = self.shortcut == _WHOLE and len(self.branch) == 1 and not self.branch[0][1]
+        return (self.stream, self.branch[0][0], self.dtype) if is_plain else None
+
     def operands(self, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Operands | None:
         """Get them.
 
