@@ -108,7 +108,7 @@ class GateHooks:
         """
         self.end()
         self._weights, self._gradients, self._raw = {}, {}, {}
-        if self._listened or not self._is_settled:
+        if self.probes and (self._listened or not self._is_settled):
             self.modules.duties.every = self.every
             self.modules.begin(step.of_gates())
 

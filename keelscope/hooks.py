@@ -61,7 +61,7 @@ class ModuleHooks:
         self._reference: weakref.ref[Owner] = weakref.ref(self)
         self._record_for = record_for
         self._handles, self._before = ExitStack(), ExitStack()
-        self._placements = Placements()
+        self.placements = Placements()
         self.awaited: tuple[int, ...] = ()
         """Sites with a hook before the module."""
         self._on_leaves = ExitStack()
@@ -130,14 +130,14 @@ class ModuleHooks:
 
     def forget(self, site: int) -> None:
         """Watch no module at this site any more."""
-        self._placements.forget(site)
+        self.placements.forget(site)
         self._modules[site] = weakref.ref(nn.Identity())  # of an object that is gone
 
     def attach(self) -> None:
         """Install the hooks; doing so twice changes nothing."""
         if not self.attached:
             self.attached = True
-            back = self._placements.put_back()
+            back = self.placements.put_back()
             for site, reference in enumerate(self._modules) if len(back) < len(self._modules) else ():
                 module = reference() if site not in back and site not in self._sought else None
                 if module is not None:
@@ -166,16 +166,16 @@ class ModuleHooks:
                 handle = module.register_forward_hook(CloseHook(self._attention, site), always_call=True)
                 handles.callback(handle.remove)
             alone = site not in self._sought and Tap.ATTENTION not in taps
-            self._placements.put(site, module, ForwardHook(self, site), alone=alone)
+            self.placements.put(site, module, ForwardHook(self, site), alone=alone)
             if site in self._sought:
-                handles.callback(self._placements.take, site)
+                handles.callback(self.placements.take, site)
         except (RuntimeError, AttributeError) as error:
             self.lost[site] = f"of a kind that takes no hooks ({error})"
 
     def detach(self) -> None:
         """Give every handle back."""
         if self.attached and self._modules:
-            self._placements.take_all()
+            self.placements.take_all()
         self._handles.close()
         self._before.close()
         self.awaited = ()

@@ -61,17 +61,23 @@ def same_calls(rows: list[Any], expected: list[Any], modules: list[Any], origin:
     return None if kernel._native is None else kernel._native.same_calls(rows, expected, modules, origin)
 
 
-def other_tensors(nodes: list[Node], wanted: list[Any]) -> Iterable[int]:
+def other_tensors(
+    nodes: list[Node], wanted: list[Any], kept: tuple[list[Tensor | None], list[int]], positions: bytes
+) -> Iterable[int]:
     """What nodes put out that has another shape or type than wanted.
 
     Args:
         nodes: the nodes.
         wanted: place of a node, which output, shape and type; None for what does not matter.
+        kept: tensors, and the version of each when it was kept.
+        positions: of the wanted among the kept, as 32-bit numbers; -1 of those that were not kept.
 
     Returns:
         Places among the wanted, also those where only Python can tell; all of them without the compiled kernel.
     """
-    found: Iterable[int] = range(len(wanted)) if kernel._native is None else kernel._native.other_tensors(nodes, wanted)
+    if kernel._native is None:
+        return range(len(wanted))
+    found: Iterable[int] = kernel._native.other_tensors(nodes, wanted, *kept, positions)
     return found
 
 

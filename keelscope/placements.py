@@ -59,6 +59,20 @@ class Placements:
         self._known: dict[int, Placement] = {}
         self._alone: dict[int, Placement] = {}
         self._earlier: dict[int, frozenset[int]] = {}
+        self._spared: frozenset[int] = frozenset()
+        """Sites without their hook, for a while."""
+
+    def spare(self, sites: frozenset[int]) -> None:
+        """Take hooks off that nobody needs for a while, and put back those that were.
+
+        Args:
+            sites: all that nobody needs now; those whose hook does not come and go alone keep it.
+        """
+        if sites == self._spared:
+            return
+        _place([self._alone[site] for site in self._spared - sites if site in self._alone], on=True)
+        self._spared = sites
+        _place([self._alone[site] for site in sites if site in self._alone], on=False)
 
     def put(self, site: int, module: nn.Module, hook: ForwardHook, *, alone: bool) -> None:
         """Put a hook on a module.
@@ -96,6 +110,7 @@ class Placements:
 
     def take_all(self) -> None:
         """Take all of them off."""
+        self._spared = frozenset()
         _place(list(self._known.values()), on=False)
 
     def forget(self, site: int) -> None:

@@ -39,6 +39,7 @@ from keelscope.residuals import ResidualHooks
 from keelscope.rows import RowValues, module_calls, parameter_calls, total_norm
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
+from keelscope.sparing import Sparing
 from keelscope.store.schema import RunLayout, Site
 from keelscope.structure import Look
 from keelscope.sublayeraxis import count_sublayers, describe, sublayer_sites
@@ -98,12 +99,12 @@ class Recorder:
         self.last_calls: Mapping[str, list[Call]] = {}
         self.last_gradients: Mapping[str, ParameterCalls] = {}
         self._scale, self._sightings, self._eager = LossScale(), Sightings(), Eager(model)
-        self._recorded = self._grown = 0
+        self._recorded, self._grown, self._is_ahead = 0, 0, False  # ahead: the row is open, its forward has not begun
         self.is_fleeting = False  # hooks are taken off again after the step that is opened next
-        self._is_ahead = False  # the row is open, and its forward has not begun: the model may still change
         self._agenda: Agenda | None = None
         self._agendas, self._leading = Agendas(self.probes), next(iter(optimizers), None)
         self._rate: float | torch.Tensor = math.nan
+        self._sparing = Sparing(self.modules.placements, probes, is_told=bool(optimizers) and not keep_calls)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
     def open(self) -> None:
@@ -173,8 +174,9 @@ class Recorder:
         if pause:
             self.pause()
         else:
-            following = self._agendas.at(self._recorded + 1).every
-            self.look.expect(self.plan.everything, due=any(map(following, self.residuals.probes)))
+            due = any(map(self._agendas.at(self._recorded + 1).every, self.residuals.probes))
+            self.look.expect(self.plan.everything, due=due)
+            self._sparing.choose(self.plan, self._sightings.called, self.look.fringe)
 
     def pause(self) -> None:
         """Take every hook off the model."""
@@ -212,13 +214,12 @@ class Recorder:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
         step, self.current = self.current, StepRecord()
-        stepped = self.parameters.has_stepped
+        factor = 1.0 / self._scale.take(stepped=self.parameters.has_stepped)
         self.parameters.begin(self.current)
         self.modules.close_page()
         self.modules.is_paged = not self._keep_calls
         sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.finish()  # before the first row: it may complete what was read
-        factor = 1.0 / self._scale.take(stepped=stepped)
         agenda, beside = self._agenda if factor == 1.0 else None, (self.residuals, self.look.topology)
         row = (agenda and agenda.close(step, sheet, beside)) or self._assemble(step, sheet, factor)
         if step.saw_forward and not self._keep_calls:
@@ -315,8 +316,7 @@ class Recorder:
         Returns:
             Name -> number.
         """
-        found = {} if self._leading is None else {"lr": float(self._rate)}
-        found |= self._scale.logged
+        found = ({} if self._leading is None else {"lr": float(self._rate)}) | self._scale.logged
         probes = [probe for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
         known = [norm for probe in probes if (norm := total_norm(row, probe)) is not None]
         if known and self.ranks.reduce in {"", "replica"}:

@@ -82,6 +82,9 @@ class ResidualHooks:
         self._routes: Routes | None = None
         self._flow: PathFlow | None = None
         self._said: set[str] = set()
+        self._all_seen = np.ones(0, np.bool_)
+        self._dues: dict[Tap, tuple[Callable[[Probe], bool], _Due]] = {}
+        """What was due of a tap when it was last asked, and by what it is told."""
         self._known_names: tuple[Topology, dict[_Name, int]] | None = None
 
     def begin(self) -> None:
@@ -133,8 +136,11 @@ class ResidualHooks:
         if measured is None:
             return range(len(met))
         rows, left = measured
-        seen = np.ones(len(met), np.bool_)
+        if len(self._all_seen) != len(met):
+            self._all_seen = np.ones(len(met), np.bool_)
+        seen = self._all_seen
         if left:
+            seen = seen.copy()
             seen[list(left)] = False
         self._rows[wanted[0][0]] = _Rows(self._names, indices, seen, rows)
         return left
@@ -178,8 +184,7 @@ class ResidualHooks:
         Returns:
             How to ask for it.
         """
-        if self._flow is not None:
-            self._take(self._flow)
+        self.end()
         if topology is None or not self._rows:
             return no_blocks
         return partial(_block, self._rows, self._names_of(topology)[1])
@@ -233,8 +238,12 @@ class ResidualHooks:
 
     def _due(self, tap: Tap) -> _Due:
         """The probes that are due, each with its terms and their keys."""
-        due = [probe for probe in self.probes if probe.tap is tap and self.every(probe)]
-        return [(probe, tuple(((probe.name, terms), terms) for terms in terms_of(probe))) for probe in due]
+        known = self._dues.get(tap)
+        if known is None or known[0] != self.every:
+            due = [probe for probe in self.probes if probe.tap is tap and self.every(probe)]
+            tasks = [(probe, tuple(((probe.name, terms), terms) for terms in terms_of(probe))) for probe in due]
+            known = self._dues[tap] = self.every, tasks
+        return known[1]
 
     def _measure(self, due: _Due, index: int, tensors: Tensors, board: Board) -> None:
         slots: TermSlots = {}

@@ -69,6 +69,11 @@ class Look:
         """Identity of every module that ran while listened to."""
         return self._running | self._ran
 
+    @property
+    def fringe(self) -> frozenset[str] | None:
+        """Modules in which the forward to come begins and ends, see `keelscope.topology.memory.Memory`."""
+        return self._memory.fringe if self._is_placed else None
+
     def listen(self, modules: Sequence[tuple[str, nn.Module]], *, keep: bool, ahead: bool = False) -> None:
         """Put hooks on modules, until the first gradient arrives.
 

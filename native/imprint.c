@@ -189,12 +189,39 @@ static int is_tensor(PyObject *node, PyObject *wanted) {
     return is_same;
 }
 
-/* other_tensors(nodes, wanted): wanted as place of a node, output, shape and type, or None -> places among the wanted of
-   those that are not, or cannot be told here. */
+/* Whether a tensor was kept and nothing written into it since. */
+static int is_unwritten(PyObject *tensor, PyObject *then) {
+    if (tensor == NULL || then == NULL || tensor == Py_None) return 0;
+    PyObject *version = ask(tensor, &known.version);
+    const int is_same = version != NULL && PyObject_RichCompareBool(version, then, Py_EQ) == 1;
+    Py_XDECREF(version);
+    return is_same;
+}
+
+/* Whether what a module took or gave, which is asked in place of its node, has a shape and type. */
+static int is_heard(PyObject *tensors, PyObject *versions, int32_t position, PyObject *wanted) {
+    PyObject *tensor = position < 0 ? NULL : PyList_GetItem(tensors, position);
+    if (tensor == NULL || (PyObject *)Py_TYPE(tensor) != torch.tensor) return 0;
+    return is_unwritten(tensor, PyList_GetItem(versions, position)) && has(tensor, torch.shape.name, PyTuple_GetItem(wanted, 2)) &&
+           has(tensor, torch.dtype.name, PyTuple_GetItem(wanted, 3));
+}
+
+/* other_tensors(nodes, wanted, tensors, versions, positions): wanted as place of a node, output, shape and type, or None;
+   packed positions of the wanted among kept tensors, -1 of others -> places among the wanted of those that are not as
+   wanted, or cannot be told here. */
 PyObject *other_tensors(PyObject *module, PyObject *args) {
-    PyObject *nodes, *wanted, *left = PyList_New(0);
+    PyObject *nodes, *wanted, *tensors, *versions, *left = PyList_New(0);
+    const char *packed;
+    Py_ssize_t size;
     (void)module;
-    if (left == NULL || !PyArg_ParseTuple(args, "O!O!", &PyList_Type, &nodes, &PyList_Type, &wanted)) return NULL;
+    if (left == NULL || !PyArg_ParseTuple(args, "O!O!O!O!y#", &PyList_Type, &nodes, &PyList_Type, &wanted, &PyList_Type,
+                                          &tensors, &PyList_Type, &versions, &packed, &size))
+        return NULL;
+    const int32_t *positions = (const int32_t *)(const void *)packed;
+    if (size != PyList_Size(wanted) * (Py_ssize_t)sizeof *positions) {
+        PyErr_SetString(PyExc_ValueError, "other_tensors() takes as many positions as are wanted");
+        return NULL;
+    }
     if (words.dtype == NULL) {
         words.metadata = PyUnicode_InternFromString("_input_metadata");
         words.shape = PyUnicode_InternFromString("shape");
@@ -202,6 +229,8 @@ PyObject *other_tensors(PyObject *module, PyObject *args) {
     }
     for (Py_ssize_t i = 0; i < PyList_Size(wanted); i++) {
         PyObject *one = PyList_GetItem(wanted, i);
+        if (is_heard(tensors, versions, positions[i], one)) continue;
+        PyErr_Clear();
         if (is_tensor(PyList_GetItem(nodes, PyLong_AsSsize_t(PyTuple_GetItem(one, 0))), one)) continue;
         PyErr_Clear();
         PyObject *place = PyLong_FromSsize_t(i);
@@ -223,10 +252,8 @@ PyObject *kept_tensors(PyObject *module, PyObject *args) {
     const Py_ssize_t count = size / (Py_ssize_t)sizeof *positions;
     int is_same = (found = PyList_New(count)) != NULL;
     for (Py_ssize_t i = 0; is_same && i < count; i++) {
-        PyObject *tensor = PyList_GetItem(tensors, positions[i]), *then = PyList_GetItem(versions, positions[i]);
-        PyObject *version = tensor == NULL || then == NULL || tensor == Py_None ? NULL : ask(tensor, &known.version);
-        is_same = version != NULL && PyObject_RichCompareBool(version, then, Py_EQ) == 1;
-        Py_XDECREF(version);
+        PyObject *tensor = PyList_GetItem(tensors, positions[i]);
+        is_same = is_unwritten(tensor, PyList_GetItem(versions, positions[i]));
         if (is_same) PyList_SetItem(found, i, Py_NewRef(tensor));
     }
     if (is_same) return found;

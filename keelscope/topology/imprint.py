@@ -55,6 +55,8 @@ class Imprint:
         self._wanted: list[tuple[int, int, object, torch.dtype | None]] = []
         self._told: list[tuple[object, ...]] = []
         """The same for the compiled kernel, which is not asked for shapes that autograd does not keep."""
+        self._heard = b""
+        """Where these are among the noted tensors, -1 of those that are not."""
         self._unkept: list[int] = []
         self._kept: list[tuple[int, str, object]] = []
         self._sizes = (0, 0, 0)
@@ -75,7 +77,7 @@ class Imprint:
             Its nodes in the same order; None if it has another shape.
         """
         nodes = self._of_same_structure(listener)
-        if nodes is None or not self._answers(nodes):
+        if nodes is None or not self._answers(nodes, listener):
             return None
         hang([nodes[i] for i in self._chain], [nodes[i] for i in self._tops])
         return nodes
@@ -129,6 +131,7 @@ class Imprint:
             other._slots += self._slots[first:last]
             other._places += self._places[first:last]
         other._shift = other._calls[0][2] if chosen else 0
+        other._sizes = (-1, -1, -1)  # what is heard is elsewhere
         other._packed = _packed_places(other._places), *self._packed[1:]
         return other
 
@@ -216,7 +219,7 @@ class Imprint:
             return _is_same_leaf(self._leaves[index], node)
         return node._sequence_nr() - origin == self._numbers[index]
 
-    def _answers(self, nodes: list[Node]) -> bool:
+    def _answers(self, nodes: list[Node], listener: Listener) -> bool:
         """Whether everything that the reading asked for is the same."""
         shapes, dtypes, numbers = self._asked
         sizes = len(shapes), len(dtypes), len(numbers)
@@ -227,9 +230,11 @@ class Imprint:
             told = [(*key, None if shape is _NOTHING else shape, dtype) for *key, shape, dtype in self._wanted]
             self._told, self._unkept = told, [i for i, one in enumerate(self._wanted) if one[2] is None]
             self._kept = [(*place, number) for place, number in numbers.items()]
+            heard = {key: position for position, key in enumerate(self.keys)}
+            self._heard = _packed_places([heard.get((place, output), -1) for place, output, *_ in self._wanted])
         if not kernel_calls.same_numbers(nodes, self._kept):
             return False
-        unsure = {*kernel_calls.other_tensors(nodes, self._told), *self._unkept}
+        unsure = {*kernel_calls.other_tensors(nodes, self._told, listener.held, self._heard), *self._unkept}
         return all(_is_tensor(nodes[self._wanted[i][0]], *self._wanted[i][1:]) for i in unsure)
 
 

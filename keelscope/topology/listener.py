@@ -267,6 +267,11 @@ class Listener:
         """Several of the kept tensors; None where something was written into one since."""
         return kernel_calls.kept_tensors(self._tensors, self._versions, positions)
 
+    @property
+    def held(self) -> tuple[list[Tensor | None], list[int]]:
+        """The kept tensors, and the version of each when it was kept."""
+        return self._tensors, self._versions
+
     def tensor(self, position: int) -> Tensor | None:
         """A kept tensor, unless something was written into it since."""
         tensor = self._tensors[position]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 from torch.autograd.graph import Node
@@ -100,7 +101,20 @@ class Memory:
         self.hearing: Hearing | None = None
         """Modules that it is enough to listen to; None while graphs do not repeat their shape."""
         self._known: list[_Reading] = []
+        self._fringe: tuple[Hearing, list[_Reading], frozenset[str]] | None = None
         self._met, self._patience = 0, _FIRST_PATIENCE
+
+    @property
+    def fringe(self) -> frozenset[str] | None:
+        """Paths of the modules in which forwards begin and end: those that run inside no other, and the first to end;
+        None while all are listened to.
+        """
+        if self.hearing is None:
+            return None
+        if self._fringe is None or self._fringe[0] is not self.hearing or self._fringe[1] is not self._known:
+            firsts = (path for known in self._known for path, _ in islice(known.imprint.shown(), 1))
+            self._fringe = self.hearing, self._known, self.hearing.begun.union(firsts)
+        return self._fringe[2]
 
     def hear_all(self) -> None:
         """Have all modules listened to for a while: what is known may fit no longer."""

@@ -59,9 +59,13 @@ class GraphReader:
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
-        self._held = Held()
         self._extras = Extras()
         self._following: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def _held(self) -> Held:
+        """What modules hold; a graph of a known shape does not ask."""
+        return Held()
 
     @functools.cached_property
     def _members(self) -> Mapping[str, tuple[str, int]]:
