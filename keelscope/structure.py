@@ -104,6 +104,11 @@ class Look:
         """The model has changed: listen to all modules, as long as graphs do not repeat their shape again."""
         self._memory.hear_all()
 
+    def _doubt(self) -> None:
+        """What was listened to was not read: whatever trained, if anything did, ran where nobody listened."""
+        if self._reader is not None and self._keeps and not self.is_read:
+            self.hear_all()
+
     def _choose(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         """Those of the modules to be listened to."""
         is_new = not self._are_on(modules)
@@ -124,6 +129,7 @@ class Look:
             due: whether tensors are to be kept of the step to come.
         """
         if due:
+            self._doubt()
             self.listen(modules, keep=True, ahead=True)
         elif self._is_placed:
             self.stop()
@@ -184,6 +190,7 @@ class Look:
     @contained
     def stop(self) -> None:
         """Give the hooks back, complete what was read, and let go of the graph."""
+        self._doubt()
         self._is_ahead = self._stays = False
         self._let_go()
         self._hang(on=False)
