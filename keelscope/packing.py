@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from keelscope.entries import plainly
 from keelscope.hostsums import host_moments, host_squares, squares_in_silence
 from keelscope.kernel import COLUMNS, Routine
 from keelscope.onhost import place_of
-from keelscope.rooms import BLOCK, LENGTH, Room
+from keelscope.rooms import BLOCK, LENGTH, LINE, Room
 
 __all__ = ["Packing"]
 
@@ -33,8 +34,8 @@ class _Load:
     tensors: list[int] = field(default_factory=list)
     views: list[Tensor] = field(default_factory=list)
     """The part of the buffer for each."""
-    pieces: list[tuple[int, NDArray[np.float64]]] = field(default_factory=list)
-    """The same in parts that are short enough for one product, with the tensor of each."""
+    products: list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]] = field(default_factory=list)
+    """Lines of one length that follow each other, as rows and as columns, and where their squares go."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +47,12 @@ class _Plan:
     loads: list[_Load] = field(default_factory=list)
     long: list[int] = field(default_factory=list)
     """Tensors that do not fit."""
+    packed: list[int] = field(default_factory=list)
+    """Tensors that do, as they follow each other."""
+    lines: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    """Sums of squares of their lines."""
+    firsts: list[int] = field(default_factory=list)
+    """The first line of each."""
 
 
 class Packing:
@@ -82,41 +89,56 @@ class Packing:
     def _squares(self, tensors: Sequence[Tensor]) -> tuple[NDArray[np.float64], list[int]]:
         """Of tensors all of which lie in host memory."""
         key, left = tuple([tensor.shape for tensor in tensors]), []
-        sums = [0.0] * len(tensors)
+        found = np.zeros((len(tensors), 2))
         with self._lock, torch.no_grad(), np.errstate(all="ignore"):
             plan = self._plans.get(key) or self._planned(key)
+            found[:, 0] = plan.counts
             for load in plan.loads:
                 torch._foreach_copy_(load.views, [tensors[i] for i in load.tensors])
-                for i, piece in load.pieces:
-                    sums[i] += float(piece.dot(piece))  # floats of numpy take several times as long to add
+                for rows, columns, squares in load.products:
+                    np.matmul(rows, columns, squares)
+            if plan.packed:
+                found[plan.packed, 1] = np.add.reduceat(plan.lines, plan.firsts)
             for i in plan.long:
                 place = place_of(tensors[i])
-                sums[i] = 0.0 if place is None else squares_in_silence(place, self._room)
+                found[i, 1] = 0.0 if place is None else squares_in_silence(place, self._room)
                 left += [i] if place is None else []
-        found = np.empty((len(tensors), 2))
-        found[:, 0], found[:, 1] = plan.counts, sums
         return found, left
 
     def _planned(self, shapes: tuple[torch.Size, ...]) -> _Plan:
         counts = [shape.numel() for shape in shapes]
         plan, used = _Plan(np.array(counts, dtype=np.float64)), 0
+        plan.long = [i for i, count in enumerate(counts) if count > BLOCK]
+        plan.packed = sorted((i for i, count in enumerate(counts) if 0 < count <= BLOCK), key=counts.__getitem__)
         with plainly():
             buffer = torch.from_numpy(self._room.wide)
-            for i, (shape, count) in enumerate(zip(shapes, counts, strict=True)):
-                if count > BLOCK:
-                    plan.long.append(i)
-                    continue
+            for i in plan.packed:
+                count = counts[i]
                 if not plan.loads or used + count > BLOCK:
                     used = 0
                     plan.loads.append(_Load())
                 plan.loads[-1].tensors.append(i)
-                plan.loads[-1].views.append(buffer[used : used + count].view(shape))
-                plan.loads[-1].pieces += [(i, piece) for piece in _pieces(self._room.wide[used : used + count])]
+                plan.loads[-1].views.append(buffer[used : used + count].view(shapes[i]))
                 used += count
+        self._lay_lines(plan, counts)
         if len(self._plans) >= _PLANS:
             self._plans.clear()
         self._plans[shapes] = plan
         return plan
+
+    def _lay_lines(self, plan: _Plan, counts: list[int]) -> None:
+        """Cut what is in the buffer into lines: those of one length that follow each other take one call."""
+        lengths = {i: _lengths(counts[i]) for i in plan.packed}
+        ends = np.cumsum([len(lengths[i]) for i in plan.packed], dtype=int).tolist()
+        plan.firsts, plan.lines, line = [0, *ends[:-1]], np.empty(ends[-1] if ends else 0), 0
+        for load in plan.loads:
+            at = 0
+            for length, several in groupby(length for i in load.tensors for length in lengths[i]):
+                number = len(list(several))
+                rows = self._room.wide[at : at + number * length].reshape(number, 1, length)
+                squares = plan.lines[line : line + number].reshape(number, 1, 1)
+                load.products.append((rows, rows.transpose(0, 2, 1), squares))
+                at, line = at + number * length, line + number
 
     def _squares_of(self, tensor: Tensor) -> tuple[int, float] | None:
         place = place_of(tensor)
@@ -134,5 +156,9 @@ def _is_plain(kind: tuple[type, torch.dtype, torch.layout, bool]) -> bool:
     return of is Tensor and dtype in _DTYPES and layout is torch.strided and is_cpu
 
 
-def _pieces(entries: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    return [entries[at : at + LENGTH] for at in range(0, len(entries), LENGTH)]
+def _lengths(count: int) -> list[int]:
+    """Of the lines of one tensor."""
+    if count <= LENGTH:
+        return [count]
+    whole, rest = divmod(count, LINE)
+    return [LINE] * whole + [rest] * bool(rest)
