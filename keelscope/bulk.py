@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from keelscope import kernel
 from keelscope.board import Slot
@@ -117,7 +117,7 @@ class Bulk:
             Index -> the slots of everything else.
         """
         found: dict[int, TermSlots] = {}
-        if not set(map(type, tensors)) <= {Tensor}:  # distributed: none of them, or nearly all
+        if not set(map(type, tensors)) <= {Tensor, nn.Parameter}:  # distributed: none of them, or nearly all
             own = [(i, view[0]) for i, t in zip(indices, tensors, strict=True) if (view := on_this_rank((t,)))]
             indices, tensors = [i for i, _ in own], [tensor for _, tensor in own]
         for probe in self._by_tap[tap] if indices else ():

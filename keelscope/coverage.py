@@ -14,10 +14,11 @@ from torch.nn.parameter import UninitializedParameter
 
 from keelscope.sites import SOUGHT, SitePlan, WatchedParameter
 from keelscope.stacks import is_container
+from keelscope.store.columns import Columns
 from keelscope.store.schema import CoverageEntry
 from keelscope.unregistered import Unregistered
 
-__all__ = ["Coverage", "Seen", "coverage_table"]
+__all__ = ["Coverage", "Seen", "compact", "coverage_table"]
 
 _UNSUMMED = (
     "The ranks hold parts of its gradient that were not added up when the optimizer began; the norm of a sum cannot be "
@@ -52,6 +53,18 @@ class Coverage(tuple[CoverageEntry, ...]):
         lines = [f"  {e.path or 'the model'} ({e.what}): {e.status}. {e.reason}" for e in missed[:_MOST_SHOWN]]
         more = [f"  ... {len(missed) - _MOST_SHOWN} more"] if len(missed) > _MOST_SHOWN else []
         return "\n".join([", ".join(f"{number} {status}" for status, number in counts.most_common()), *lines, *more])
+
+
+def compact(coverage: Coverage) -> Columns[CoverageEntry]:
+    """Coverage to be kept as long as a run is written.
+
+    Args:
+        coverage: of a watch.
+
+    Returns:
+        The same entries, in less room.
+    """
+    return Columns(CoverageEntry, coverage)
 
 
 @dataclass(frozen=True, slots=True)

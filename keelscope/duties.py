@@ -149,10 +149,12 @@ class Duties:
     """
 
     def __init__(self, probes: Iterable[tuple[Probe, ...]]) -> None:
-        self._probes = list(probes)
+        self._sets: dict[tuple[int, ...], tuple[Probe, ...]] = {}
+        """The sets of probes that there are: nearly all sites have one of a few."""
+        self._probes = [self._one(several) for several in probes]
         self._distinct = _distinct(self._probes)
-        self._known: dict[tuple[bool, ...], dict[int, Duty]] = {}
-        self._now: dict[int, Duty] = {}
+        self._known: dict[tuple[bool, ...], list[Duty | None]] = {}
+        self._now: list[Duty | None] = []
         self._shared: dict[tuple[int, ...], Duty] = {}
         self._codes: dict[int, bytes] = {}
         self._watched: dict[int, NDArray[np.bool_]] = {}
@@ -167,21 +169,27 @@ class Duties:
     @every.setter
     def every(self, every: Callable[[Probe], bool]) -> None:
         self._every = every
-        now = self._known.setdefault(tuple(every(probe) for probe in self._distinct), {})
+        now = self._known.setdefault(tuple(every(probe) for probe in self._distinct), [])
+        now += [None] * (len(self._probes) - len(now))
         if now is not self._now:
             self._now, self._awaited = now, None
 
     def add(self, probes: Sequence[Probe]) -> None:
         """Take in the probes of one more site."""
-        self._probes.append(tuple(probes))
+        self._probes.append(self._one(probes))
         self._distinct = _distinct(self._probes)
         self._forget()
 
     def drop(self, name: str, sites: Iterable[int]) -> None:
         """Take a probe off some sites."""
         for site in sites:
-            self._probes[site] = tuple(probe for probe in self._probes[site] if probe.name != name)
+            self._probes[site] = self._one(probe for probe in self._probes[site] if probe.name != name)
         self._forget()
+
+    def _one(self, probes: Iterable[Probe]) -> tuple[Probe, ...]:
+        """One object for all sites with the same probes."""
+        several = tuple(probes)
+        return self._sets.setdefault(tuple(map(id, several)), several)
 
     def _forget(self) -> None:
         self._known.clear()
@@ -215,7 +223,7 @@ class Duties:
         return self._awaited
 
     def __getitem__(self, site: int) -> Duty:
-        duty = self._now.get(site)
+        duty = self._now[site]
         if duty is None:
             due = tuple(probe for probe in self._probes[site] if self._every(probe))
             key = tuple(map(id, due))  # sites with the same probes share a duty

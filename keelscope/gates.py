@@ -117,17 +117,20 @@ class GateHooks:
         self._handles.close()
 
     @contained
-    def observe(self, topology: Topology, live: Sequence[LiveGate | LiveOutput], board: Board) -> None:
+    def observe(
+        self, topology: Topology, live: Sequence[LiveGate | LiveOutput], board: Board, *, is_all: bool = False
+    ) -> None:
         """Look at the gates of the first graph before its backward pass, and listen to their modules from now on.
 
         Args:
             topology: the sub-layers.
             live: weights that depend on data, and outputs of modules that are called gates.
             board: where terms go.
+            is_all: whether the topology is complete, so that no other gates will be found in it.
         """
         if not self.probes:
             return
-        self.gates = find_gates(topology, self._plan)
+        self.gates, self._is_settled = find_gates(topology, self._plan), is_all
         origins = {gate.source.origin: gate for gate in self.gates if gate.source is not None}
         modules = {gate.module: gate for gate in self.gates if gate.module is not None}
         seen = set(self._listened)

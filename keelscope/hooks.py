@@ -104,8 +104,8 @@ class ModuleHooks:
         self._attention.reset()
 
     def close_page(self) -> None:
-        """Let the kernel take nothing more of the step."""
-        page, self.page = self.page, None
+        """Let the kernel take nothing more of the step, and let go of its record."""
+        page, self.page, self._step = self.page, None, StepRecord()
         if page is not None:
             page.armed = page.open = 0
             self.seconds += page.seconds

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
+from keelscope import kernel
 from keelscope.bulk import Bulk
 from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
@@ -321,9 +322,11 @@ class ParameterHooks:
         if not self._now.weights:
             return
         fresh = [(i, p) for i in indices if i not in self._weighed and (p := self._parameters[i]()) is not None]
-        ready = [(i, p.detach()) for i, p in fresh if type(p) is _PLAIN or not isinstance(p, UninitializedParameter)]
+        ready = [(i, p) for i, p in fresh if type(p) is _PLAIN or not isinstance(p, UninitializedParameter)]
         self._weighed.update(i for i, _ in ready)
-        found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], [t for _, t in ready], self._step)
+        as_is = _PLAIN if kernel.is_compiled() else None  # thousands of views would scatter over memory
+        tensors = [p if type(p) is as_is else p.detach() for _, p in ready]
+        found = self._bulk.measure(Tap.PARAMETER, [i for i, _ in ready], tensors, self._step)
         for i, slots in found.items():
             self._record(i).weight = slots
 

@@ -25,7 +25,7 @@ from keelscope.calls import Call, ParameterCalls, StepRecord
 from keelscope.changes import Tree, left, merged
 from keelscope.compiled import Eager
 from keelscope.containment import contained
-from keelscope.coverage import Coverage, coverage_table
+from keelscope.coverage import Coverage, compact, coverage_table
 from keelscope.distributed import Ranks, is_awaiting_sync, is_sharded, survey
 from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
@@ -44,6 +44,7 @@ from keelscope.store.schema import RunLayout, Site
 from keelscope.structure import Look
 from keelscope.sublayeraxis import count_sublayers, describe, sublayer_sites
 from keelscope.topology import LiveGate, LiveOutput, Topology
+from keelscope.unwinding import give_up_dead
 
 __all__ = ["Recorder"]
 
@@ -188,6 +189,7 @@ class Recorder:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
         self.modules.hold()
         if not closure:
+            give_up_dead()  # the graph, which would stay while the optimizer takes room of its own
             self.gates.snapshot()
         if optimizer is self._leading:  # now: schedulers change it before the row ends
             rate = optimizer.param_groups[0].get("lr", math.nan)
@@ -225,8 +227,8 @@ class Recorder:
         if step.saw_forward and not self._keep_calls:
             self.modules.untracked = self.modules.missed or any(call.recomputed for call in step.calls)
             self.modules.missed = False
-        hooked, changes = self.parameters.hooked, (self._grown, self.parameters.hookings)
-        self._sightings.note_like(self.plan, step, sheet, hooked, changes)
+        changes = self._grown, self.parameters.hookings
+        self._sightings.note_like(self.plan, step, sheet, self.parameters.hooked, changes)
         self.residuals.end()
         self._recorded += 1
         return row
@@ -243,11 +245,10 @@ class Recorder:
             self.ranks = survey(self.plan)
             self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
             self._lay_axes(step, fetched)
-        due = [probe for probe in self.probes if self.parameters.every(probe)]
-        observed = self._scale, self.ranks, self.plan, (self.residuals, self.gates, self.look.topology)
-        laid = self.axes, self.extents
-        closing = ClosingRow(step, sheet, fetched, factor, *observed, *laid, is_first=not self._recorded)
-        row = closing.finish(due, self, at_once=self._keep_calls)
+        beside = self.residuals, self.gates, self.look.topology
+        observed = self._scale, self.ranks, self.plan, beside, self.axes, self.extents
+        closing = ClosingRow(step, sheet, fetched, factor, *observed, is_first=not self._recorded)
+        row = closing.finish(list(filter(self.parameters.every, self.probes)), self, at_once=self._keep_calls)
         if self._keep_calls:
             modules, parameters = ([w.site.path for w in s] for s in (self.plan.modules, self.plan.parameters))
             self.last_calls = module_calls(modules, step.calls, self.probes, fetched)
@@ -267,8 +268,8 @@ class Recorder:
         """The axes that are no part of the module tree."""
         return {Axis.SUBLAYER: sublayer_sites(self.look.topology, self.plan), Axis.GATE: self.gates.sites()}
 
-    def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput]) -> None:
-        self.gates.observe(topology, live, self.current.board)
+    def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput], is_all: bool) -> None:
+        self.gates.observe(topology, live, self.current.board, is_all=is_all)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
 
     def coverage(self) -> Coverage:
@@ -305,7 +306,7 @@ class Recorder:
         layout = self.gates.completed(trimmed(layout, self.extents))
         stacks = count_sublayers(layout.info.stacks, self.look.topology, self.plan)
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
-        return replace(layout, info=info, coverage=self.coverage())
+        return replace(layout, info=info, coverage=compact(self.coverage()))
 
     def scalars(self, row: RowValues) -> dict[str, float]:
         """What the watch itself logs beside a row: the learning rate and, where it is known, the norm of all gradients.
@@ -319,8 +320,7 @@ class Recorder:
         found = ({} if self._leading is None else {"lr": float(self._rate)}) | self._scale.logged
         probes = [probe for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
         known = [norm for probe in probes if (norm := total_norm(row, probe)) is not None]
-        if known and self.ranks.reduce in {"", "replica"}:
-            found["grad_norm_total"] = known[0]
+        found |= {"grad_norm_total": known[0]} if known and self.ranks.reduce in {"", "replica"} else {}
         return found
 
     def milliseconds(self) -> float:

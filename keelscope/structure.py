@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 import torch
@@ -23,7 +23,8 @@ from keelscope.ears import Ears
 from keelscope.identities import Identities
 from keelscope.leaves import floating_leaves, hook_gradient
 from keelscope.recomputation import in_backward
-from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Topology
+from keelscope.store.columns import Columns
+from keelscope.topology import GraphReader, LiveGate, LiveGraph, LiveOutput, Sublayer, Topology
 from keelscope.topology.listener import Listener
 from keelscope.topology.memory import Memory
 from keelscope.unwinding import Breaks, give_up_dead
@@ -46,8 +47,8 @@ class Look:
         """What the first look found."""
         self.on_read: Callable[[Topology, LiveGraph], None] = _ignore
         """Called with the sub-layers and their live graph, on steps where tensors are kept."""
-        self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput]], None] = _ignore_gates
-        """Called at the first look, with the sub-layers and the weights that depend on data."""
+        self.on_gates: Callable[[Topology, Sequence[LiveGate | LiveOutput], bool], None] = _ignore_gates
+        """Called at the first look, with the sub-layers, the weights that depend on data, and whether that is all."""
         self._ran, self._running = Identities(), set[int]()  # on looks that are over, and since
         self._model = weakref.ref(model)
         self._reader: GraphReader | None = None
@@ -168,7 +169,7 @@ class Look:
         gates, reader.gates = reader.gates, []
         if self._is_first:
             self.topology = topology
-            self.on_gates(topology, gates)
+            self.on_gates(topology, gates, not reader.is_waiting)
         live, reader.live = reader.live, None
         if live is not None:
             self.on_read(topology, live)
@@ -209,7 +210,8 @@ class Look:
             return
         settled = reader.settle()
         if self._is_first:
-            self.topology = settled or self.topology
+            found = settled or self.topology
+            self.topology = replace(found, sublayers=Columns(Sublayer, found.sublayers))
             for reason in self.topology.unknown:
                 _log.info("structure: %s", reason)
         self._is_first = False
@@ -284,7 +286,7 @@ class BeforeBackward:
             look.read()
 
 
-def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput]) -> None:
+def _ignore_gates(_: Topology, __: Sequence[LiveGate | LiveOutput], ___: bool) -> None:
     """Nobody asked."""
 
 

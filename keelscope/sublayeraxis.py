@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from keelscope.sites import SitePlan
+from keelscope.store.columns import Columns
 from keelscope.store.schema import Site, Stack, SublayerInfo
 from keelscope.topology import Sublayer, Topology
 from keelscope.topology.gates import ResidualGate, paths_by_sublayer
@@ -14,7 +15,7 @@ from keelscope.topology.gates import ResidualGate, paths_by_sublayer
 __all__ = ["count_sublayers", "describe", "sublayer_sites"]
 
 
-def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> tuple[SublayerInfo, ...]:
+def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> Columns[SublayerInfo]:
     """A topology as it is stored in a run file.
 
     Args:
@@ -26,7 +27,7 @@ def describe(topology: Topology | None, gates: Sequence[ResidualGate] = ()) -> t
     """
     sublayers = topology.sublayers if topology is not None else ()
     found = paths_by_sublayer(gates)
-    return tuple(_describe(sublayer, found.get(sublayer.index, ())) for sublayer in sublayers)
+    return Columns(SublayerInfo, (_describe(sublayer, found.get(sublayer.index, ())) for sublayer in sublayers))
 
 
 def _describe(sublayer: Sublayer, gates: tuple[str, ...]) -> SublayerInfo:

@@ -102,7 +102,7 @@ def _read(evidence: Evidence) -> Paths | None:
         return None
     step = max(at for at, _ in rows.values())
     table = {key: values for key, (at, values) in rows.items() if at == step}
-    infos = evidence.run.info.sublayers
+    infos = tuple(evidence.run.info.sublayers)
     infos = infos if len(infos) == len(spec.sites) else (_UNKNOWN,) * len(spec.sites)
     numbers = np.array([info.stream for info in infos])
     streams = [

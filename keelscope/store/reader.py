@@ -83,7 +83,7 @@ class Run:
     @property
     def coverage(self) -> tuple[CoverageEntry, ...]:
         """What was observed, what was not, and why."""
-        return self._source.layout.coverage
+        return tuple(self._source.layout.coverage)
 
     @property
     def scalars(self) -> tuple[str, ...]:

@@ -162,7 +162,7 @@ class RunInfo:
     """For example ``"torch 2.13.0"``."""
     seed: int = -1
     stacks: tuple[Stack, ...] = ()
-    sublayers: tuple[SublayerInfo, ...] = ()
+    sublayers: Sequence[SublayerInfo] = ()
     """Residual sub-layers in execution order; empty where none were found or the structure could not be read."""
     config: Mapping[str, object] = field(default_factory=dict)
     """JSON values given by the user or by `keelscope train`."""
@@ -192,7 +192,7 @@ class RunLayout:
     groups: tuple[GroupSpec, ...]
     scalars: tuple[str, ...] = ()
     """Names of the scalar series, e.g. ``("loss", "lr")``; each is ``[step]``."""
-    coverage: tuple[CoverageEntry, ...] = ()
+    coverage: Sequence[CoverageEntry] = ()
     part: PartInfo = PartInfo()
 
 

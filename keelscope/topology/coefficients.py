@@ -105,7 +105,7 @@ def _joined(coefficients: Sequence[Coefficient], value: float | None) -> Coeffic
     if kind == "unknown":
         return replace(UNKNOWN, parts=parts)
     if kind in {"one", "constant"}:
-        return Coefficient() if value == 1.0 else Coefficient("constant", value)
+        return ONE if value == 1.0 else Coefficient("constant", value)
     leading = next(coefficient for coefficient in coefficients if coefficient.kind == kind)
     return replace(leading, value=value, parts=parts if len(parts) > 1 else ())
 

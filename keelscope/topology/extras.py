@@ -60,7 +60,7 @@ class Extras:
         topology, outline = reading.read()
         keep = [not any(d.covers(s) for d in self.declarations) for s in topology.sublayers]
         if not all(keep):
-            topology = replace(topology, sublayers=_kept(topology.sublayers, keep), further=())
+            topology = replace(topology, sublayers=_kept(tuple(topology.sublayers), keep), further=())
             outline = replace(outline, numbers=_kept(outline.numbers, keep))
         topology = without_repeats(merged(topology, outline, regions, self._declared()))
         reasons = [d.problem for d in self.declarations if d.problem]

@@ -164,7 +164,8 @@ class Listener:
             for value in _plain(inputs):
                 self._note(value, leaves=True)
             self.rows.append((path, module, span, first, middle, len(self.nodes)))
-            if _is_gate(path.rpartition(".")[2], type(module).__name__):
+            name = path.rpartition(".")[2]
+            if _is_gate("" if name.isdecimal() else name, type(module).__name__):  # what is remembered stays few
                 self._note_gate(path, output)
         elif torch.is_grad_enabled():
             self.without_gradient[path] = None

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from keelscope.topology.coefficients import ONE, Coefficient
@@ -76,7 +77,7 @@ class Sublayer:
 class Topology:
     """The residual sub-layers of a model in execution order."""
 
-    sublayers: tuple[Sublayer, ...]
+    sublayers: Sequence[Sublayer]
     further: tuple[Sublayer, ...] = ()
     """Residual additions that are no sub-layers of their own: a second stream that takes up the same branch, an
     addition inside a branch, a further call of the same modules."""
