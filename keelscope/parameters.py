@@ -26,7 +26,7 @@ from keelscope.calls import ParameterRecord, StepRecord, TermSlots
 from keelscope.containment import contained
 from keelscope.distributed import place
 from keelscope.entries import is_unsummed
-from keelscope.identities import Numbered
+from keelscope.identities import Identities, Numbered
 from keelscope.lossscale import any_scaler
 from keelscope.marks import Marks, accumulates
 from keelscope.owned import Owned
@@ -81,7 +81,7 @@ class ParameterHooks:
         self.has_stepped = False
         """Whether an optimizer used a gradient on this step."""
         self._before: dict[int, Tensor] = {}
-        self._covered: set[int] = set()
+        self._covered = Identities()
         self._owned = Owned(self._index)
         self._few = list(range(min(_SAMPLE, len(parameters))))
         """Those that tell, where no probe looks at gradients, when a pass begins, and whether these were unscaled."""
@@ -105,7 +105,7 @@ class ParameterHooks:
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
         owned = [self._owned.of(optimizer) for optimizer in optimizers]
-        self._covered = {i for several in owned for i in several}
+        self._covered = Identities(i for several in owned for i in several)
         self._few = [i for several in owned for i in several[:_SAMPLE]] or self._few
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:

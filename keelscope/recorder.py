@@ -85,8 +85,7 @@ class Recorder:
         self.look.on_gates = self._observe_gates
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
         self.modules.on_gradient = self.look.read
-        self.backward_begins: Callable[[], None] = lambda: None
-        """Called when a backward pass reaches a parameter, before anything of it is recorded."""
+        self.backward_begins: Callable[[], None] = lambda: None  # called before anything of a backward pass is recorded
         self.admits: Callable[[bool], bool] = lambda _: True
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
         self.current, self.following = StepRecord(), StepRecord()

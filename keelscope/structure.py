@@ -162,6 +162,9 @@ class Look:
             return
         self.is_read = True
         self._let_go()
+        if self._is_first:  # reading takes the most
+            self._ran.update(self._running)
+            self._running.clear()
         if self._is_first or not self._stays:
             self._hang(on=False)  # first: on many modules they take as much memory as the graph
         reader, self._reader = self._reader, None  # let go of, should reading fail

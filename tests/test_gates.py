@@ -548,3 +548,18 @@ def test_checkpointed_blocks(reentrant):
             wanted, found = (run[f"gates/{statistic}"].of(path).values[:, 0] for run in runs)
             late = path.endswith("t")  # what a region hides is known after the first step
             np.testing.assert_allclose(found[late:], wanted[late:], rtol=1e-9, err_msg=f"{statistic} {path}")
+
+
+def test_when_all_gates_are_known_no_other_parameter_is_shown_to_their_probes():
+    model = build("rezero", depth=4, width=8, heads=2, bias=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with keelscope.watch(model, optimizer=optimizer) as session:
+        gates = session._recorder.gates
+        before = len(gates.parameters)
+        model(torch.arange(12).view(2, 6)).square().mean().backward()
+        assert len(gates.parameters) == 4 < before
+        optimizer.step()
+        optimizer.zero_grad()
+    found = session.run["gates/gradient"].values
+    assert found.shape == (1, 4)
+    assert np.isfinite(found).all()

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import keelscope as ks
 from keelscope.models import build
+from keelscope.store.columns import Columns
 from keelscope.structure import Look
 from keelscope.topology import GraphReader
 
@@ -106,12 +107,13 @@ def test_modules_are_not_listened_to_while_the_graph_is_read(kind, waits, monkey
         return read(reader, *outputs)
 
     monkeypatch.setattr(GraphReader, "read", counted)
-    look = Look(model)
+    look, told = Look(model), []
+    look.on_gates = lambda _topology, _gates, is_all: told.append(is_all)
     look.listen([(path, module) for path, module in model.named_modules()], keep=False)
     assert sum(map(len, hooks_of(model))) > 0
     loss = model(tokens).square().mean()
     look.read()
-    assert counts == [0]
+    assert (counts, told) == ([0], [not waits])
     assert bool(sum(map(len, hooks_of(model)))) is waits
     loss.backward()
     look.stop()
@@ -146,3 +148,17 @@ def test_first_row_of_blocks_that_are_called_by_hand_sees_the_end_of_the_graph()
         assert first.shape == (3,)
         assert (first > 0).all()
         assert first == pytest.approx(later, rel=1e-9)
+
+
+def test_what_is_kept_of_a_structure_is_what_was_read_in_columns():
+    model, tokens = net("plain"), torch.arange(6).reshape(2, 3)
+    look, read = Look(model), []
+    look.on_gates = lambda topology, *_: read.append(topology)
+    look.listen([(path, module) for path, module in model.named_modules()], keep=False)
+    loss = model(tokens).square().mean()
+    look.read()
+    loss.backward()
+    look.stop()
+    assert isinstance(look.topology.sublayers, Columns)
+    assert look.topology == read[0]
+    assert [s.number for s in look.topology.sublayers] == [s.number for s in read[0].sublayers]

@@ -8,7 +8,9 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 
+import keelscope
 from keelscope import unwinding
 from keelscope.topology.graph import Graph
 from keelscope.unwinding import Breaks, unwind
@@ -162,3 +164,21 @@ def test_nothing_is_held_where_there_is_nothing_behind_the_top():
     y = x * 2
     unwind([y.grad_fn], [y.grad_fn])
     assert not y.grad_fn.metadata
+
+
+def test_a_graph_that_nobody_holds_is_gone_when_the_optimizer_steps():
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4 * Breaks.distance)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    left = []
+    gc.collect()
+    gc.disable()
+    try:
+        with keelscope.watch(model, optimizer=optimizer, sites="leaves"):
+            optimizer.register_step_pre_hook(lambda *_: left.append(len(unwinding._dead)))
+            for _ in range(3):
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    finally:
+        gc.enable()
+    assert left == [0, 0, 0]

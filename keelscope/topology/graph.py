@@ -90,6 +90,7 @@ class Graph:
         self._heavy = bytearray(len(self.nodes))  # 0 where nobody has asked, else one more than the answer
         self.shapes: dict[Key, tuple[int, ...] | None] = {}
         """Shapes that were asked for: what is read from the graph depends on these and no others."""
+        self._alike: dict[tuple[int, ...] | None, tuple[int, ...] | None] = {}  # one object for each shape
         self.dtypes: dict[Key, torch.dtype] = {}
         """Types that were asked for."""
         self.numbers: dict[tuple[int, str], object] = {}
@@ -109,7 +110,8 @@ class Graph:
     def shape(self, key: Key) -> tuple[int, ...] | None:
         """Shape of a tensor; None where autograd does not keep it."""
         if key not in self.shapes:
-            self.shapes[key] = shape_of(self.nodes[key[0]], key[1])
+            shape = shape_of(self.nodes[key[0]], key[1])
+            self.shapes[key] = self._alike.setdefault(shape, shape)
         return self.shapes[key]
 
     def dtype(self, key: Key) -> torch.dtype:
