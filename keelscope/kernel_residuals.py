@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["flow", "plain_operands", "residual_gradients", "residual_rows", "residual_sums", "residual_weight"]
 
 
-_Key = TypeVar("_Key")
 _Met = TypeVar("_Met")
 
 
@@ -80,20 +79,20 @@ def residual_rows(
 
 def plain_operands(
     kind: Callable[[Tensor, Tensor, Tensor], _Met],
-    tensors: Mapping[_Key, Tensor],
-    wanted: list[tuple[_Key, _Key, torch.dtype] | None],
+    tensors: list[Tensor],
+    wanted: list[tuple[int, int, torch.dtype] | None],
 ) -> Sequence[_Met | None]:
     """What meets in sums of two tensors of one type and shape.
 
     Args:
         kind: makes one of stream, shortcut and branch.
-        tensors: a dictionary.
-        wanted: names of stream and branch and the type of both; None for other sums.
+        tensors: kept tensors.
+        wanted: places of stream and branch and the type of both; None for other sums.
 
     Returns:
         What meets in each; None where only Python can tell, or without the compiled kernel.
     """
-    if kernel._native is None or type(tensors) is not dict:
+    if kernel._native is None:
         return [None] * len(wanted)
     found: Sequence[_Met | None] = kernel._native.plain_operands(kind, tensors, wanted)
     return found

@@ -108,7 +108,7 @@ class Look:
     def _doubt(self) -> None:
         """What was listened to was not read: whatever trained, if anything did, ran where nobody listened."""
         if self._reader is not None and self._keeps and not self.is_read:
-            self.hear_all()
+            self._memory.doubt()
 
     def _choose(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         """Those of the modules to be listened to."""
@@ -242,9 +242,9 @@ class Look:
             self._ears.take_off()
 
     def _let_go(self) -> None:
-        if self.listener is not None:
-            self._running.update(map(id, map(itemgetter(1), self.listener.rows)))
-            self.listener = None
+        listener, self.listener = self.listener, None
+        if listener is not None and listener.hearing is None:  # a few are those of earlier looks
+            self._running.update(map(id, map(itemgetter(1), listener.rows)))
 
     @contained
     def starts(self, path: str, module: nn.Module) -> None:

@@ -139,12 +139,12 @@ static int have_one_shape(PyObject *first, PyObject *second) {
     return is_same;
 }
 
-/* Stream, stream and branch, new, by what names them in a dictionary, if both are of one type and shape; else None. */
+/* Stream, stream and branch, new, by their places in a list, if both are of one type and shape; else None. */
 static PyObject *meeting(PyObject *type, PyObject *tensors, PyObject *wanted) {
     PyObject *stream = NULL, *branch = NULL, *dtype, *found = NULL;
     if (PyTuple_Check(wanted) && PyTuple_Size(wanted) == 3) {
-        stream = PyDict_GetItemWithError(tensors, PyTuple_GetItem(wanted, 0));
-        branch = PyDict_GetItemWithError(tensors, PyTuple_GetItem(wanted, 1));
+        stream = PyList_GetItem(tensors, PyLong_AsSsize_t(PyTuple_GetItem(wanted, 0)));
+        branch = PyList_GetItem(tensors, PyLong_AsSsize_t(PyTuple_GetItem(wanted, 1)));
         dtype = PyTuple_GetItem(wanted, 2);
     }
     if (stream != NULL && branch != NULL && has_dtype(stream, dtype) && has_dtype(branch, dtype) &&
@@ -155,12 +155,12 @@ static PyObject *meeting(PyObject *type, PyObject *tensors, PyObject *wanted) {
     return Py_NewRef(Py_None);
 }
 
-/* plain_operands(type, tensors, wanted): wanted as keys of stream and branch and the type of both, or None -> objects made of
+/* plain_operands(type, tensors, wanted): wanted as places of stream and branch and the type of both, or None -> objects made of
    stream, shortcut and branch, None of those that are left to Python */
 PyObject *plain_operands(PyObject *module, PyObject *args) {
     PyObject *type, *tensors, *wanted, *found;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyDict_Type, &tensors, &PyList_Type, &wanted)) return NULL;
+    if (!PyArg_ParseTuple(args, "OO!O!", &type, &PyList_Type, &tensors, &PyList_Type, &wanted)) return NULL;
     if ((found = PyList_New(PyList_Size(wanted))) == NULL) return NULL;
     for (Py_ssize_t i = 0; i < PyList_Size(wanted); i++)
         PyList_SetItem(found, i, meeting(type, tensors, PyList_GetItem(wanted, i)));

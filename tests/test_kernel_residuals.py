@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import keelscope as ks
-from keelscope import kernel, kernel_residuals
+from keelscope import kernel, kernel_calls, kernel_residuals
 from keelscope.ears import Ears
 from keelscope.errors import RecordingWarning
 from keelscope.models import build
@@ -21,6 +21,7 @@ from keelscope.topology.graph import Graph
 from keelscope.topology.imprint import Imprint
 from keelscope.topology.listener import Listener
 from keelscope.topology.reader import GraphReader
+from keelscope.topology.recipes import Kept, Order, Recipe
 from keelscope_probes.sublayers import RESIDUAL_GAINS, RESIDUAL_GRADIENTS, RESIDUAL_SUMS
 
 pytestmark = pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel is not built")
@@ -98,6 +99,62 @@ def test_a_walk_beside_a_known_graph(monkeypatch):
     monkeypatch.setattr(kernel, "_native", None)
     assert imprint.nodes_of(again) == nodes
     assert imprint.nodes_of(other) is None
+
+
+def test_what_meets_in_plain_sums():
+    keys = [(place, 0) for place in range(5)]
+    tensors = [drawn(2, 3), drawn(2, 3, seed=1), drawn(3, 2), drawn(2, 3).double(), drawn(2, 3, seed=2)]
+    kept = Kept(Order(keys), tensors)
+    assert dict(kept) == dict(zip(keys, tensors, strict=True))
+    recipes = [
+        Recipe(keys[0], dtype, ((),), tuple((key, ()) for key in branch), (9, 0))
+        for dtype, *branch in (
+            (torch.float32, keys[1]),
+            (torch.float32, keys[2]),
+            (torch.float32, keys[3]),
+            (torch.float64, keys[1]),
+            (torch.float32, keys[1], keys[4]),
+            (torch.float32, (7, 0)),
+        )
+    ]
+    found = kept.plain([*recipes, None])
+    assert [x is not None for x in found] == [True] + [False] * 6
+    assert all(one is other for one, other in zip(found[0], recipes[0].operands(kept, lambda _: 1.0), strict=True))
+    assert found[0].branch is tensors[1]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_kept_tensors_are_those_that_nobody_has_written_into(native, monkeypatch):
+    if not native:
+        monkeypatch.setattr(kernel, "_native", None)
+    tensors = [drawn(2), drawn(3), None, drawn(4)]
+    versions = [0 if tensor is None else tensor._version for tensor in tensors]
+
+    def taken(*positions: int) -> list[torch.Tensor] | None:
+        return kernel_calls.kept_tensors(tensors, versions, np.array(positions, np.int32).tobytes())
+
+    first, last = taken(0, 3)
+    assert first is tensors[0]
+    assert last is tensors[3]
+    assert taken(0, 2) is None
+    tensors[3].add_(1)
+    assert taken(0, 3) is None
+    assert taken(1)[0] is tensors[1]
+
+
+def test_shapes_are_told_from_what_was_heard_while_nobody_has_written_into_it():
+    x = torch.ones(2, 3, requires_grad=True) * 2
+    nodes, heard = [x.grad_fn], ([x], [x._version])
+    wanted = [
+        (0, 0, shape, dtype) for shape in ((2, 3), (3, 2), None) for dtype in (torch.float32, torch.float64, None)
+    ]
+    others = [1, 3, 4, 5, 7]
+    for at in (0, -1):
+        assert kernel_calls.other_tensors(nodes, wanted, heard, np.full(9, at, np.int32).tobytes()) == others
+    x.t_()
+    assert kernel_calls.other_tensors(nodes, wanted, heard, np.zeros(9, np.int32).tobytes()) == others
+    with pytest.raises(ValueError, match="as many positions"):
+        kernel_calls.other_tensors(nodes, wanted, heard, b"")
 
 
 @pytest.mark.parametrize("native", [True, False])

@@ -246,3 +246,45 @@ def test_attach_is_idempotent_and_detach_complete():
             sum(len(p._backward_hooks or ()) + len(p._post_accumulate_grad_hooks or ()) for p in net.parameters())
         )
     assert counts == [8, 8, 0, 0, 8, 0]
+
+
+def marked(net: nn.Module) -> int:
+    return sum(bool(parameter._post_accumulate_grad_hooks) for parameter in net.parameters())
+
+
+@pytest.mark.parametrize(("probes", "expected"), [("outputs", 8), ("gradients", 8), ("default", 24)])
+def test_without_a_probe_of_parameters_a_few_are_marked(probes, expected):
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = sgd(net)
+    with ks.watch(net, optimizer=optimizer, probes=probes) as watch:
+        for k in range(3):
+            net(batch(k)).square().sum().backward()
+            assert marked(net) == expected
+            optimizer.step()
+            optimizer.zero_grad()
+            assert watch._recorder.parameters.has_stepped
+    assert marked(net) == 0
+    assert len(watch.run.steps) == 3
+
+
+def test_a_step_without_a_gradient_of_the_first_parameters_is_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = sgd(net)
+    with ks.watch(net, optimizer=optimizer, probes="outputs") as watch:
+        net[8:](batch()).square().sum().backward()
+        optimizer.step()
+        assert watch._recorder.parameters.has_stepped
+
+
+@pytest.mark.parametrize("probes", ["outputs", "default"])
+def test_the_marks_that_are_left_tell_that_gradients_were_rewritten(probes):
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
+    optimizer = sgd(net)
+    with ks.watch(net, optimizer=optimizer, probes=probes) as watch:
+        net(batch()).square().sum().backward()
+        assert not watch._recorder.parameters.rewritten(optimizer)
+        for parameter in net.parameters():
+            parameter.grad.mul_(0.5)
+        assert watch._recorder.parameters.rewritten(optimizer)

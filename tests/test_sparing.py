@@ -172,3 +172,21 @@ def test_hooks_are_back_after_a_module_has_come():
         assert {"blocks.0.branch", "blocks.1.branch"} <= hooked(model)
         train(model, optimizer, KNOWN)
         assert not {"blocks.0.branch", "blocks.1.branch"} & hooked(model)
+
+
+def test_a_training_that_goes_on_without_the_modules_that_were_listened_to_is_heard_again():
+    model, optimizer = made()
+    model.embedding.requires_grad_(requires_grad=False)
+
+    def by_parts(x: torch.Tensor) -> torch.Tensor:
+        x = nn.functional.linear(x, model.embedding.weight, model.embedding.bias)
+        for block in model.blocks:
+            x = torch.add(x, block.branch(block.norm(x)))
+        return x.sum(-1)
+
+    with ks.watch(model, optimizer=optimizer, probes=PROBES) as watch:
+        train(model, optimizer, KNOWN)
+        train(model, optimizer, 3, forward=by_parts)
+        alpha = values(watch.run)["sublayers/alpha"]
+    assert np.isfinite(alpha[:KNOWN]).all()
+    assert np.isfinite(alpha[KNOWN + 1 :]).any(), "of a new structure the first step alone may be lost"

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from keelscope import kernel_residuals
 from keelscope.topology.additions import Addition
 from keelscope.topology.graph import Graph, Key
 from keelscope.topology.module_calls import ModuleCall
-from keelscope.topology.recipes import Operands, Recipe, Weigh
+from keelscope.topology.recipes import Kept, Operands, Recipe, Weigh
 from keelscope.topology.records import Sublayer
 from keelscope.topology.squashing import Source
 from keelscope.topology.terms import Factor, Term, Terms
@@ -35,8 +33,6 @@ __all__ = [
     "of_additions",
     "of_declared",
 ]
-
-_PLAIN = "plain operands"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +85,6 @@ class Places:
     worked_out: dict[str, object] = field(default_factory=dict)
     """What others have worked out on the first graph of this shape, for those that come later."""
 
-    @property
-    def plain(self) -> list[tuple[Key, Key, torch.dtype] | None]:
-        """Of each recipe what is plain about it."""
-        found = self.worked_out.get(_PLAIN)
-        if found is None:
-            recipes = (None if recipe is None else recipe.plain for recipe in self.recipes)
-            found = self.worked_out[_PLAIN] = list(recipes)
-        return cast("list[tuple[Key, Key, torch.dtype] | None]", found)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveGraph:
@@ -124,8 +111,9 @@ class LiveGraph:
         Yields:
             Each sub-layer of which all are still there, and their weights can be read.
         """
-        plain = kernel_residuals.plain_operands(Operands, self.tensors, self.places.plain)
-        for sublayer, recipe, found in zip(self.places.sublayers, self.places.recipes, plain, strict=True):
+        recipes = self.places.recipes
+        plain = self.tensors.plain(recipes) if isinstance(self.tensors, Kept) else [None] * len(recipes)
+        for sublayer, recipe, found in zip(self.places.sublayers, recipes, plain, strict=True):
             met = found if found or recipe is None else recipe.operands(self.tensors, self.weigh)
             if met is not None:
                 yield sublayer, met

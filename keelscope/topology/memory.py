@@ -19,7 +19,7 @@ from keelscope.topology.hearing import Hearing, Shown, enough
 from keelscope.topology.imprint import Imprint
 from keelscope.topology.listener import Listener
 from keelscope.topology.live import LiveGraph, Places
-from keelscope.topology.recipes import kept
+from keelscope.topology.recipes import Kept, Order, kept
 from keelscope.topology.records import Topology
 from keelscope.topology.terms import Factor
 
@@ -48,8 +48,8 @@ class _Reading:
     """Modules that ran inside no other, when a graph had this shape again; none before."""
     excerpt: tuple[Hearing, Imprint, dict[Key, int]] | None = None
     """Imprint and positions where not all modules are listened to."""
-    packed: tuple[dict[Key, int], bytes] | None = None
-    """Positions as the compiled kernel takes them."""
+    packed: tuple[dict[Key, int], tuple[bytes, Order]] | None = None
+    """Positions as the compiled kernel takes them, and their order."""
 
     def again(self, listener: Listener) -> LiveGraph | None:
         """The same places in another graph; None if it has another shape, or something is not there this time."""
@@ -59,10 +59,11 @@ class _Reading:
         nodes = imprint.nodes_of(listener)
         if nodes is None or not _are_kept(nodes, self.factors):
             return None
-        tensors = listener.kept(self._packed_of(positions))
+        packed, order = self._packed_of(positions)
+        tensors = listener.kept(packed)
         if tensors is None:
             return None
-        return LiveGraph(self.places, nodes, dict(zip(positions, tensors, strict=True)), functools.partial(kept, nodes))
+        return LiveGraph(self.places, nodes, Kept(order, tensors), functools.partial(kept, nodes))
 
     def _as_heard(self, hearing: Hearing | None) -> tuple[Imprint, dict[Key, int]]:
         if hearing is None:
@@ -72,9 +73,10 @@ class _Reading:
             self.excerpt = hearing, imprint, _first_positions(imprint.keys, self.positions.keys())
         return self.excerpt[1:]
 
-    def _packed_of(self, positions: dict[Key, int]) -> bytes:
+    def _packed_of(self, positions: dict[Key, int]) -> tuple[bytes, Order]:
         if self.packed is None or self.packed[0] is not positions:
-            self.packed = positions, np.fromiter(positions.values(), np.int32, len(positions)).tobytes()
+            numbers = np.fromiter(positions.values(), np.int32, len(positions))
+            self.packed = positions, (numbers.tobytes(), Order(positions))
         return self.packed[1]
 
     def tell(self, listener: Listener) -> bool:
@@ -119,6 +121,12 @@ class Memory:
     def hear_all(self) -> None:
         """Have all modules listened to for a while: what is known may fit no longer."""
         self.hearing, self._met = None, 0
+
+    def doubt(self) -> None:
+        """A step has ended without a graph to recall: `hear_all`, and for longer if few modules were listened to."""
+        if self.hearing is not None:
+            self._patience *= _GROWTH
+        self.hear_all()
 
     def recall(self, listener: Listener) -> tuple[Topology, LiveGraph] | None:
         """What was read of an earlier forward, with the nodes and tensors of this one.

@@ -5,7 +5,7 @@ A recipe names places of a graph, not its nodes, so that it serves for every gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from keelscope import kernel_residuals
 from keelscope.topology.graph import Key
 from keelscope.topology.readable import saved
 from keelscope.topology.terms import Factor
 
-__all__ = ["Operands", "Recipe", "Weigh", "kept"]
+__all__ = ["Kept", "Operands", "Order", "Recipe", "Weigh", "kept"]
 
 Weigh = Callable[[Factor], Tensor | float | None]
 """A factor entry by entry, a tensor or a number; None if it cannot be read."""
@@ -73,10 +74,10 @@ class Recipe:
             yield from factors
 
     @property
-    def plain(self) -> tuple[Key, Key, torch.dtype] | None:
-        """Stream, branch and their type, where nothing but these two meets; else None."""
+    def plain(self) -> tuple[Key, Key] | None:
+        """Stream and branch, where nothing but these two meets; else None."""
         is_plain = self.shortcut == _WHOLE and len(self.branch) == 1 and not self.branch[0][1]
-        return (self.stream, self.branch[0][0], self.dtype) if is_plain else None
+        return (self.stream, self.branch[0][0]) if is_plain else None
 
     def operands(self, tensors: Mapping[Key, Tensor], weigh: Weigh) -> Operands | None:
         """Get them.
@@ -121,6 +122,64 @@ class Recipe:
         # Of a narrow type, what is left of the branch in the sum is rounding.
         precise = total is not None and total.element_size() >= 4 and total.shape == shortcut.shape
         return total - shortcut if total is not None and precise else None
+
+
+class Order:
+    """Which tensors are kept of graphs of one shape.
+
+    Args:
+        keys: of these, each once.
+    """
+
+    def __init__(self, keys: Iterable[Key]) -> None:
+        self.places = {key: place for place, key in enumerate(keys)}
+        self._plain: tuple[Sequence[Recipe | None], list[tuple[int, int, torch.dtype] | None]] | None = None
+
+    def plain(self, recipes: Sequence[Recipe | None]) -> list[tuple[int, int, torch.dtype] | None]:
+        """Where the operands of plain recipes are."""
+        if self._plain is None or self._plain[0] is not recipes:
+            self._plain = recipes, [None if recipe is None else self._places_of(recipe) for recipe in recipes]
+        return self._plain[1]
+
+    def _places_of(self, recipe: Recipe) -> tuple[int, int, torch.dtype] | None:
+        if recipe.plain is None:
+            return None
+        stream, branch = (self.places.get(key, -1) for key in recipe.plain)
+        return (stream, branch, recipe.dtype) if min(stream, branch) >= 0 else None
+
+
+class Kept(Mapping[Key, Tensor]):
+    """The tensors of one graph, in the order that others of its shape have too.
+
+    Args:
+        order: which they are.
+        tensors: they.
+    """
+
+    __slots__ = ("_order", "_tensors")
+
+    def __init__(self, order: Order, tensors: list[Tensor]) -> None:
+        self._order, self._tensors = order, tensors
+
+    def __getitem__(self, key: Key) -> Tensor:
+        return self._tensors[self._order.places[key]]
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._order.places)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def plain(self, recipes: Sequence[Recipe | None]) -> Sequence[Operands | None]:
+        """The operands of those recipes that take two tensors of one type and shape and nothing else.
+
+        Args:
+            recipes: all of them, the same object for graphs of the same shape.
+
+        Returns:
+            The operands of each; None of the others, and without the compiled kernel.
+        """
+        return kernel_residuals.plain_operands(Operands, self._tensors, self._order.plain(recipes))
 
 
 def kept(nodes: Sequence[Node], factor: Factor) -> Tensor | float | None:
