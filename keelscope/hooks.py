@@ -93,8 +93,7 @@ class ModuleHooks:
         Args:
             step: its record.
         """
-        self.close_page()
-        self._step = step
+        self.close_page(step)
         if self.is_paged and HAS_HOOK_DICTS:
             codes, breaks = self.duties.codes(), step.board.breaks
             self.page = step.page = make_page(self._modules, self._reference, breaks, codes, self._batch)
@@ -103,9 +102,9 @@ class ModuleHooks:
         self.jacobians.begin()
         self._attention.reset()
 
-    def close_page(self) -> None:
-        """Let the kernel take nothing more of the step, and let go of its record."""
-        page, self.page, self._step = self.page, None, StepRecord()
+    def close_page(self, following: StepRecord) -> None:
+        """Let the kernel take nothing more of the step, and let go of its record for one that follows."""
+        page, self.page, self._step = self.page, None, following
         if page is not None:
             page.armed = page.open = 0
             self.seconds += page.seconds

@@ -217,7 +217,7 @@ class Recorder:
         step, self.current = self.current, StepRecord()
         factor = 1.0 / self._scale.take(stepped=self.parameters.has_stepped)
         self.parameters.begin(self.current)
-        self.modules.close_page()
+        self.modules.close_page(self.current)
         self.modules.is_paged = not self._keep_calls
         sheet = Sheet(step, self.modules.duties.watched_by)
         self.look.finish()  # before the first row: it may complete what was read
