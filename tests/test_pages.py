@@ -222,12 +222,15 @@ def both(parameters):
     return owners, (quick, SlowPasses(weakref.ref(owners[1]), references))
 
 
+LATE = (False,)
+
+
 def mark(passes, parameters):
     """As `keelscope.parameters.ParameterHooks` puts marks on parameters."""
     for i, parameter in enumerate(parameters):
         parameter.register_post_accumulate_grad_hook(print).remove()
         hooks = parameter._post_accumulate_grad_hooks
-        one = passes.mark(i, hooks)
+        one = passes.mark(i, hooks, *LATE)
         hooks[one] = one
 
 

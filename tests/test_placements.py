@@ -23,9 +23,13 @@ def compiled(request, monkeypatch):
         pytest.skip("the kernel is not compiled")
 
 
+LATE, FREE = (False,), (True,)
+
+
 def hooks_of(model: nn.Module) -> list[dict]:
     modules = [d for m in model.modules() for d in (m._forward_hooks, m._forward_hooks_with_kwargs)]
-    return modules + [p._post_accumulate_grad_hooks or {} for p in model.parameters()]
+    marks = ({**(p._post_accumulate_grad_hooks or {}), **(p._backward_hooks or {})} for p in model.parameters())
+    return [*modules, *marks]
 
 
 def model() -> nn.Sequential:
@@ -123,7 +127,7 @@ class TestMarks:
         marks = []
         for i, parameter in enumerate(parameters):
             parameter.register_post_accumulate_grad_hook(print).remove()
-            marks.append(passes.mark(i, parameter._post_accumulate_grad_hooks))
+            marks.append(passes.mark(i, parameter._post_accumulate_grad_hooks, *LATE))
         return owner, passes, marks
 
     def test_marks_note_only_while_they_are_there(self):
@@ -131,9 +135,9 @@ class TestMarks:
         _owner, passes, marks = self.placed(a, b)
         for on in (True, False, True):
             if on:
-                assert passes.put_back(marks)
+                assert passes.put_back(marks, *FREE)
             else:
-                passes.take_off(marks)
+                passes.take_off(marks, *FREE)
             (a.sum() + b.sum()).backward()
             assert list(passes.take()[0]) == [on, on]
 
@@ -148,7 +152,7 @@ class TestMarks:
         else:
             del b
             gc.collect()
-        assert not passes.put_back(marks)
+        assert not passes.put_back(marks, *FREE)
         assert not a._post_accumulate_grad_hooks
 
 
