@@ -188,7 +188,8 @@ class Recorder:
         """An optimizer is about to step; with a closure, forward and backward are still to come."""
         self.modules.hold()
         if not closure:
-            give_up_dead()  # the graph, which would stay while the optimizer takes room of its own
+            if not self._recorded:  # most was looked at; it would stay while the optimizer takes room of its own
+                give_up_dead()
             self.gates.snapshot()
         if optimizer is self._leading:  # now: schedulers change it before the row ends
             rate = optimizer.param_groups[0].get("lr", math.nan)
@@ -317,8 +318,7 @@ class Recorder:
             Name -> number.
         """
         found = ({} if self._leading is None else {"lr": float(self._rate)}) | self._scale.logged
-        probes = [probe for probe in self.probes if probe.tap is Tap.PARAMETER_GRADIENT]
-        known = [norm for probe in probes if (norm := total_norm(row, probe)) is not None]
+        known = [n for p in self.probes if p.tap is Tap.PARAMETER_GRADIENT and (n := total_norm(row, p)) is not None]
         found |= {"grad_norm_total": known[0]} if known and self.ranks.reduce in {"", "replica"} else {}
         return found
 
