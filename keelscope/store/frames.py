@@ -15,11 +15,13 @@ import struct
 import time
 import types
 import typing
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from keelscope.store.columns import Columns
 
 __all__ = ["BrokenFrameError", "pack", "plain", "rebuilt", "receive", "send"]
 
@@ -114,14 +116,14 @@ def plain(value: Any) -> Any:
     """A record as JSON values; what JSON does not know becomes text.
 
     Args:
-        value: a dataclass, or anything.
+        value: a dataclass, columns of them, or anything.
 
     Returns:
-        A mapping from field to value.
+        A mapping from field to value; a list of columns.
     """
     if dataclasses.is_dataclass(value):
         return {name: getattr(value, name) for name in _names(typing.cast("Hashable", type(value)))}
-    return str(value)
+    return list(value) if isinstance(value, Columns) else str(value)
 
 
 def rebuilt(kind: type[_T], value: Any) -> _T:
@@ -163,7 +165,7 @@ def _readers(kind: Hashable) -> tuple[tuple[str, _Reader], ...]:
 def _reader(hint: Any) -> _Reader:
     """Makes what was annotated of a JSON value, or raises."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
+    if origin in {tuple, Sequence}:
         return functools.partial(_tuple, _reader(inner[0]))
     if origin is Mapping:
         return functools.partial(_mapping, _reader(inner[1]))

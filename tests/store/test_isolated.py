@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -11,9 +12,10 @@ import pytest
 
 from keelscope.errors import NotARunFileError, RunFileError, RunNotFoundError, SeriesNotFoundError, UsageError
 from keelscope.store import isolated
-from keelscope.store.frames import BrokenFrameError, pack, rebuilt, receive, send
+from keelscope.store.columns import Columns
+from keelscope.store.frames import BrokenFrameError, pack, plain, rebuilt, receive, send
 from keelscope.store.reader import open_run
-from keelscope.store.schema import RunLayout, Site
+from keelscope.store.schema import RunInfo, RunLayout, Site, SublayerInfo
 from keelscope.store.writer import RunWriter
 
 
@@ -159,6 +161,12 @@ def test_what_is_no_message_is_an_error(pipe, content, reason):
     os.write(pipe[1], content)
     with pytest.raises(BrokenFrameError, match=reason):
         receive(pipe[0], 10, 0.05)
+
+
+def test_records_in_columns_arrive_as_a_tuple():
+    known = (SublayerInfo("x + F(x)", ("pre_ln",), alpha=1.0), SublayerInfo("unknown", gates=("a",)))
+    info = RunInfo("t", "id", "", sublayers=Columns(SublayerInfo, known))
+    assert rebuilt(RunInfo, json.loads(json.dumps(info, default=plain))) == RunInfo("t", "id", "", sublayers=known)
 
 
 def test_a_record_with_a_wrong_field_is_not_rebuilt():
