@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from keelscope.owned import Owned
 from keelscope.passes import make_passes
 from keelscope.probe import Probe, Tap
 from keelscope.sites import WatchedParameter
+from keelscope.witnesses import Witnesses
 
 __all__ = ["ParameterHooks"]
 
@@ -83,8 +85,7 @@ class ParameterHooks:
         self._before: dict[int, Tensor] = {}
         self._covered = Identities()
         self._owned = Owned(self._index)
-        self._few = list(range(min(_SAMPLE, len(parameters))))
-        """Those that tell, where no probe looks at gradients, when a pass begins, and whether these were unscaled."""
+        self._witnesses = Witnesses(parameters, self._parameters)
         self._weighed: set[int] = set()
         self._step = StepRecord()
         self.on_backward: Callable[[], None] = lambda: None
@@ -104,9 +105,7 @@ class ParameterHooks:
 
     def cover(self, optimizers: Iterable[Optimizer]) -> None:
         """Tell which parameters have an optimizer, whose step shows their final gradient."""
-        owned = [self._owned.of(optimizer) for optimizer in optimizers]
-        self._covered = Identities(i for several in owned for i in several)
-        self._few = [i for several in owned for i in several[:_SAMPLE]] or self._few
+        self._covered = Identities(i for optimizer in optimizers for i in self._owned.of(optimizer))
 
     def show(self, probes: Sequence[Probe], indices: Iterable[int]) -> None:
         """Show probes some parameters, whatever their owner, and no others; see `keelscope.bulk.Bulk.show`."""
@@ -114,13 +113,13 @@ class ParameterHooks:
         self._due = None
 
     def attach(self) -> None:
-        """Hook every trainable parameter, or `_few`; doing so twice changes nothing."""
+        """Hook every trainable parameter, or witnesses of passes; doing so twice changes nothing."""
         if self._resting and 1 not in self._hooked and self._marks.put_back(alone=self._is_alone):
             self._hooked = self._resting
         if self.is_complete:
             return
         early = self._is_fleeting and self._is_alone and self._marks.may_be_early()
-        for i in range(len(self._parameters)) if self._now.shown else self._few:
+        for i in range(len(self._parameters)) if self._now.shown else self._witnesses.chosen():
             parameter = self._parameters[i]()
             if parameter is not None and not self._hooked[i]:
                 self._hook(parameter, i, early=early)
@@ -128,7 +127,8 @@ class ParameterHooks:
     @property
     def is_complete(self) -> bool:
         """Whether no parameter is left that `attach_owner` could hook."""
-        return 0 not in self._hooked or (1 in self._hooked and not self._now.shown)
+        are_few = self._witnesses.are_enough and not self._now.shown
+        return 0 not in self._hooked or (are_few and 1 in self._hooked)
 
     def hooked(self) -> Iterable[int]:
         """Identity of those that are hooked."""
@@ -220,7 +220,7 @@ class ParameterHooks:
         owned = self._owned.of(optimizer)
         if len(owned) == len(self._parameters) and self._passes.untouched():
             return False  # unscaling changes all gradients of an optimizer
-        return self._passes.rewritten(owned[:_SAMPLE])
+        return self._passes.rewritten(list(islice((i for i in owned if self._hooked[i]), _SAMPLE)))
 
     def still_accumulating(self) -> bool:
         """Whether gradients of the last backward pass are there still, so that the next forward belongs to the step."""
@@ -228,14 +228,16 @@ class ParameterHooks:
 
     def _is_edited(self) -> bool:
         """Whether waiting gradients were changed, as by clipping micro-batches, and not cleared."""
-        i = self._passes.first
+        is_noticed = self._passes.first >= 0 or self._now.shown
+        i = self._passes.first if is_noticed else self._witnesses.unnoticed()
         parameter = self._parameters[i]() if i in self._covered else None
         gradient = None if parameter is None else parameter.grad
         if gradient is None or type(gradient) is not Tensor or gradient.layout is not torch.strided:
             return False
         now = id(gradient), gradient._version
         if now != self._edited[0]:  # asked at every module of a forward
-            self._edited = now, bool(gradient.any()) and not any_scaler()  # which may have skipped an attempt
+            may_be_skipped = is_noticed and any_scaler()  # an attempt, by a scaler
+            self._edited = now, bool(gradient.any()) and not may_be_skipped
         return self._edited[1]
 
     def measure_weights(self) -> None:
@@ -247,6 +249,7 @@ class ParameterHooks:
         looks = self._now.shown
         indices, gradients, has_any = self._passes.stepping(owned if looks else owned[:_SAMPLE])
         self.has_stepped |= has_any or (not looks and self._passes.stepping(owned)[2])
+        self._witnesses.are_enough &= self._passes.first >= 0 or not self.has_stepped
         return indices, gradients
 
     def _hook(self, parameter: nn.Parameter, i: int, *, early: bool = False) -> None:

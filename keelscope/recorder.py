@@ -269,7 +269,8 @@ class Recorder:
         return {Axis.SUBLAYER: sublayer_sites(self.look.topology, self.plan), Axis.GATE: self.gates.sites()}
 
     def _observe_gates(self, topology: Topology, live: Sequence[LiveGate | LiveOutput], is_all: bool) -> None:
-        self.gates.observe(topology, live, self.current.board, is_all=is_all)
+        is_heard = any(probe.tap.axis is Axis.MODULE for probe in self.probes)  # else the modules of gates tell of rows
+        self.gates.observe(topology, live, self.current.board, is_all=is_all and is_heard)
         self.parameters.show(self.gates.gradient_probes, self.gates.parameters)
 
     def coverage(self) -> Coverage:

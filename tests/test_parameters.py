@@ -252,8 +252,8 @@ def marked(net: nn.Module) -> int:
     return sum(bool(parameter._post_accumulate_grad_hooks) for parameter in net.parameters())
 
 
-@pytest.mark.parametrize(("probes", "expected"), [("outputs", 8), ("gradients", 8), ("default", 24)])
-def test_without_a_probe_of_parameters_a_few_are_marked(probes, expected):
+@pytest.mark.parametrize(("probes", "expected"), [("outputs", 12), ("gradients", 12), ("default", 24)])
+def test_without_a_probe_of_parameters_one_of_each_module_is_marked(probes, expected):
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(12)))
     optimizer = sgd(net)
@@ -288,3 +288,42 @@ def test_the_marks_that_are_left_tell_that_gradients_were_rewritten(probes):
         for parameter in net.parameters():
             parameter.grad.mul_(0.5)
         assert watch._recorder.parameters.rewritten(optimizer)
+
+
+class Halves(nn.Module):
+    """Two halves; the second one alone gives the output."""
+
+    def __init__(self):
+        super().__init__()
+        self.before = nn.ModuleList(nn.Linear(3, 3) for _ in range(10))
+        self.after = nn.ModuleList(nn.Linear(3, 3) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.before:
+            x = x + torch.tanh(layer(x))
+        for layer in self.after:
+            x = x + torch.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_micro_batches_are_one_row_where_the_parameters_that_tell_of_passes_change(every):
+    """The half that trains is frozen, and the one that did not train begins to: no pass reaches a marked parameter."""
+    found = []
+    for probes in (["gradients", "sublayers"], ["gradients", "sublayers", "parameter_gradients"]):
+        torch.manual_seed(0)
+        net = Halves()
+        optimizer = sgd(net)
+        net.after.requires_grad_(False)  # noqa: FBT003 - torch's own
+        with ks.watch(net, optimizer=optimizer, probes=probes, every=every) as watch:
+            for k in range(6):
+                if k == 3:
+                    net.before.requires_grad_(False)  # noqa: FBT003
+                    net.after.requires_grad_(True)  # noqa: FBT003
+                for _ in range(3):
+                    net(torch.randn(4, 3)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found.append(watch.run["gradients/rms"].of("after.2").values)
+    assert len(found[0]) == 6 // every
+    np.testing.assert_array_equal(*found)
