@@ -147,6 +147,21 @@ def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
     text_of(page, "#where", "sub-layer 1, step")
 
 
+def test_numbers_that_are_on_their_way_are_waited_for_and_not_asked_for_again(visit: Callable[..., Any]) -> None:
+    """As where somebody clicks a finding of a run whose numbers have not all come."""
+    script = """async () => {
+      const ks = window.keelscope, { tileOf } = ks, data = new ks.Data(() => {}, () => {}, () => {});
+      let asked = 0;
+      data.binary = () => { asked += 1; return new Promise((done) => setTimeout(() => done({}), 300)); };
+      ks.tileOf = () => ({ revision: 1 });
+      data.want("a", "rms", 1);
+      await data.want("a", "rms", 1);
+      ks.tileOf = tileOf;
+      return [data.tile("a", "rms") !== null, asked, data.busy.size];
+    }"""
+    assert visit().evaluate(script) == [True, 1, 0]
+
+
 def test_the_address_brings_the_view_back(visit: Callable[..., Any]) -> None:
     page = visit("?run=pre_ln&metric=variance&step=123&layer=7")
     text_of(page, "#symbol", "Var(x)")

@@ -11,7 +11,7 @@
       this.onTile = onTile;
       this.onLost = onLost;
       this.tiles = new Map();
-      this.busy = new Set();
+      this.busy = new Map();
       this.exact = new Map();
       this.moved = Date.now();
       this.lost = 0;
@@ -53,10 +53,16 @@
     tile(run, panel) { return this.tiles.get(`${run}|${panel}`) || null; }
 
     // Bring one tile up to a revision of its run: only the bins from the last, still filling one on are fetched.
+    // A request that is under way is waited for, whoever made it.
     async want(run, panel, revision) {
       const key = `${run}|${panel}`, old = this.tiles.get(key);
-      if (this.busy.has(key) || (old && old.revision === revision)) return;
-      this.busy.add(key);
+      if (!this.busy.has(key) && old && old.revision === revision) return;
+      if (!this.busy.has(key)) this.busy.set(key, this.fetched(key, run, panel, revision));
+      await this.busy.get(key);
+    }
+
+    async fetched(key, run, panel, revision) {
+      const old = this.tiles.get(key);
       try {
         let tile = old ? await this.tail(run, panel, old) : null;
         if (!tile) {
