@@ -34,7 +34,10 @@ class Agenda:
     """
 
     def __init__(self, probes: Iterable[Probe]) -> None:
-        self._names = frozenset(probe.name for probe in probes)
+        chosen = tuple(probes)
+        self._names = frozenset(probe.name for probe in chosen)
+        self.has_sublayers = any(probe.tap.axis is Axis.SUBLAYER for probe in chosen)
+        """Whether one of them looks at residual sub-layers."""
         self._frames: list[tuple[str, Frame, tuple[float, ...], Axis]] | None = None
         self._needs: tuple[tuple[Tap, str, Terms], ...] = ()
         self._needs_beside: tuple[tuple[str, Terms], ...] = ()

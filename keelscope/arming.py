@@ -132,6 +132,8 @@ class Arming:
             journal.hold = arm.before
         self.weighs = "gradients" in self._past
         """Whether gradients are looked at on every step."""
+        self.judges = bool(self._past)
+        """Whether numbers of recorded steps are looked at when they come."""
 
     def records(self, step: int) -> bool:
         """Whether the step is observed, be it that its row is dropped later."""
@@ -167,10 +169,11 @@ class Arming:
         self._journal.keep(step - self._arm.before, {ARMED: 1.0})
         return True
 
-    def see_all(self, step: int, scalars: Mapping[str, float]) -> None:
+    def see_all(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Judge the numbers that the watch itself has of a recorded step."""
-        for name, value in scalars.items() if self._past else ():
-            self.see(step, name, value)
+        for name, value in scalars.items() if self.judges else ():
+            if value is not None:
+                self.see(step, name, value)
 
     def scalars(self, step: int) -> dict[str, float]:
         """What is stored beside the row of a recorded step: whether it is one because something happened.

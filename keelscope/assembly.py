@@ -18,6 +18,7 @@ from keelscope.observed import observed
 from keelscope.pages import Blocks, Sheet
 from keelscope.probe import Axis, Probe, Tap, group_of
 from keelscope.rows import Observations, RowValues, probe_extents, probe_values
+from keelscope.store.names import TOTAL_NORM
 from keelscope.waiting import Frame, WaitingGroup, may_wait
 
 if TYPE_CHECKING:
@@ -114,7 +115,8 @@ class ClosingRow:
         if any(observations for _, observations, _, _ in looks):
             return None
         _, _, sites, blocks = looks[0]  # all probes of a group look along the same axis
-        frame = Frame(tuple(probes), self.axes[group], sites, self.extents.get(group, {}).copy())
+        total = TOTAL_NORM if any(map(_tells_total, probes)) else ""
+        frame = Frame(tuple(probes), self.axes[group], sites, self.extents.get(group, {}).copy(), total)
         return WaitingGroup(frame, blocks, tuple(map(self._factor, probes)))
 
     def _is_with_kernel(self, probe: Probe) -> bool:
@@ -125,3 +127,7 @@ class ClosingRow:
             residuals, _, topology = self.beside
             return residuals.only_blocks(topology, [(probe.name, terms) for terms in terms_of(probe)]) is not None
         return all((probe.tap, probe.name, terms) in self.step.dense for terms in terms_of(probe))
+
+
+def _tells_total(probe: Probe) -> bool:
+    return probe.tap is Tap.PARAMETER_GRADIENT and any(statistic.name == "norm" for statistic in probe.statistics)

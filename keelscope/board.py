@@ -40,6 +40,11 @@ class Board:
         self.breaks = Breaks()
         """In the graphs of the step."""
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether nothing has come to it."""
+        return not self.reached and not self._parts
+
     def put(self, terms: Terms, tensors: tuple[Tensor, ...]) -> Slot:
         """Compute terms where the tensors are, without waiting for the device.
 

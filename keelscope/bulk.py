@@ -89,9 +89,8 @@ class Bulk:
             sums: packed ``[parameter, (count, squares)]``.
             step: where they go, in place of what was there.
         """
-        seen = np.ndarray(len(summed), np.bool_, summed)
-        rows = np.ndarray((len(summed), 2), np.float64, sums)
-        fresh: Dense | None = Dense(seen, rows)
+        found = Dense(summed, sums)
+        fresh: Dense | None = found
         for probe in self._by_tap[tap]:
             for terms in self._terms_of(probe) if self._shown[probe.name] and self.every(probe) else ():
                 key = tap, probe.name, terms
@@ -99,8 +98,8 @@ class Bulk:
                     step.dense[key], fresh = fresh, None
                     continue
                 dense = step.dense_of(*key, len(self._owners))
-                np.copyto(dense.rows, rows, where=seen[:, None])
-                np.copyto(dense.seen, seen, where=seen)
+                np.copyto(dense.rows, found.rows, where=found.seen[:, None])
+                np.copyto(dense.seen, found.seen, where=found.seen)
 
     def measure(
         self, tap: Tap, indices: Sequence[int], tensors: Sequence[Tensor], step: StepRecord

@@ -80,12 +80,23 @@ class ParameterRecord:
 
 @dataclass(slots=True, eq=False)
 class Dense:
-    """Terms of one kind of all parameters, as the kernel wrote them."""
+    """Terms of one kind of all parameters, as the kernel wrote them; arrays when somebody looks."""
 
-    seen: NDArray[np.bool_]
-    """``[parameter]``."""
-    rows: NDArray[np.float64]
-    """``[parameter, column]``."""
+    flags: bytearray
+    """Of each parameter, whether it has terms."""
+    packed: bytearray
+    """Doubles."""
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        """``[parameter]``."""
+        return np.ndarray(len(self.flags), np.bool_, self.flags)
+
+    @property
+    def rows(self) -> NDArray[np.float64]:
+        """``[parameter, column]``."""
+        size = len(self.flags)
+        return np.ndarray((size, len(self.packed) // (8 * size) if size else 0), np.float64, self.packed)
 
 
 @dataclass(slots=True)
@@ -120,8 +131,7 @@ class StepRecord:
         """Where the kernel's terms of all parameters go."""
         key = tap, probe, terms
         if key not in self.dense:
-            rows = np.empty((size, len(terms.columns)))
-            self.dense[key] = Dense(np.zeros(size, dtype=np.bool_), rows)
+            self.dense[key] = Dense(bytearray(size), bytearray(8 * size * len(terms.columns)))
         return self.dense[key]
 
     def summed(self) -> set[int]:
@@ -147,6 +157,12 @@ class StepRecord:
     def is_taken(self, site: int) -> bool:
         """Whether the kernel took a call of the site."""
         return self.page is not None and self.page.has(site)
+
+    def while_blank(self) -> StepRecord:
+        """Itself as long as nothing has come to it, then another one."""
+        has_any = self.trained or self.calls or self.parameters or self.dense or self.arrivals or self.beside
+        is_blank = not has_any and self.page is None and self.gates is None and self.board.is_blank
+        return self if is_blank else StepRecord()
 
     @property
     def saw_forward(self) -> bool:

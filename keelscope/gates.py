@@ -157,7 +157,9 @@ class GateHooks:
 
     def snapshot(self) -> None:
         """Keep the parameters as the step uses them; called before an optimizer changes them, once or more."""
-        if self._raw or not any(probe.tap is Tap.GATE and self.every(probe) for probe in self.probes):
+        if self._raw or (self._is_settled and not self.gates):
+            return
+        if not any(probe.tap is Tap.GATE and self.every(probe) for probe in self.probes):
             return
         wanted = {i: self._plan.parameters[i].parameter for i in self.parameters}
         ready = {i: p.detach() for i, p in wanted.items() if not isinstance(p, UninitializedParameter)}

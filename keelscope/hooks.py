@@ -27,6 +27,7 @@ from keelscope.jacobian.passage import JacobianCalls
 from keelscope.leaves import (
     HAS_HOOK_DICTS,
     Arguments,
+    Handles,
     KeptInput,
     floating_inputs,
     floating_leaves,
@@ -64,7 +65,7 @@ class ModuleHooks:
         self.placements = Placements()
         self.awaited: tuple[int, ...] = ()
         """Sites with a hook before the module."""
-        self._on_leaves = ExitStack()
+        self._on_leaves = Handles()
         self._inputs: dict[int, list[TermSlots]] = {}
         self.jacobians = JacobianCalls()
         self._attention = AttentionMode(self._show_attention)
@@ -303,7 +304,7 @@ class ModuleHooks:
                 hook = GradientHook(*owners, call.site, board, events, kept, shape, span, is_beside)
                 handle = hook_gradient(target, hook, board.breaks)
                 if handle is not None:  # on a parameter or an input that outlives the step
-                    self._on_leaves.callback(handle.remove)
+                    self._on_leaves.append(handle)
                 kept = None
 
     @contained

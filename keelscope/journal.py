@@ -37,6 +37,8 @@ _LONGEST = 128
 STANDARD_SCALARS = ("loss", "lr", "grad_norm_total", "tokens", "watch_ms")
 
 Values = Mapping[str, Mapping[str, NDArray[np.float64]]]
+Scalars = dict[str, float | None]
+"""None of one that a group that waits will tell."""
 _Pending = tuple[Values, Mapping[str, NDArray[np.bool_]], Mapping[str, Later]]
 _NOTHING: _Pending = ({}, {}, {})
 _NO_ROOM = "It came when the run had been given new places as often as a run file allows: nothing of it is recorded."
@@ -60,7 +62,7 @@ class Journal:
         self._path, self._exists, self._pace = path, exists, pace
         self._writer: RunWriter | MemoryWriter | None = None
         self._values: dict[int, _Pending] = {}
-        self._scalars: dict[int, dict[str, float]] = {}
+        self._scalars: dict[int, Scalars] = {}
         self._known: tuple[str, ...] = ()
         self._names_known: frozenset[str] = frozenset()
         self._drawn: RunLayout
@@ -78,7 +80,7 @@ class Journal:
             return expected(Path(self._path).expanduser().absolute(), self._exists)
         return self._writer.path if isinstance(self._writer, RunWriter) else None
 
-    def lacks(self, step: int, scalars: dict[str, float]) -> dict[str, float]:
+    def lacks(self, step: int, scalars: Scalars) -> Scalars:
         """Those scalars that the step does not have yet; none if it is written."""
         there = scalars if step <= self._written else self._scalars.get(step)
         return {name: value for name, value in scalars.items() if name not in there} if there else scalars
@@ -87,7 +89,7 @@ class Journal:
         """Whether a scalar of that name can still be stored: new names cost a part of the file each time."""
         return not self._full or name in self._known
 
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+    def log(self, step: int, scalars: Mapping[str, float | None]) -> None:
         """Attach scalars to a step; too late for one that is written, which warns."""
         if step <= self._written:
             self._warn_late(step, scalars)
@@ -216,7 +218,7 @@ class Journal:
         self._opened.refresh()
         return self._opened
 
-    def _create(self, step: int, scalars: Mapping[str, float]) -> RunWriter | MemoryWriter:
+    def _create(self, step: int, scalars: Mapping[str, float | None]) -> RunWriter | MemoryWriter:
         self._know((*STANDARD_SCALARS, *self._names(scalars, STANDARD_SCALARS)))
         drawn = self.layout(self._known)
         self._drawn = replace(drawn, part=replace(drawn.part, first_step=step))
@@ -224,7 +226,7 @@ class Journal:
         self._writer = MemoryWriter(self._drawn) if path is None else self._file_or_memory(path, self._drawn)
         return self._writer
 
-    def _widen(self, writer: RunWriter | MemoryWriter, scalars: Mapping[str, float]) -> None:
+    def _widen(self, writer: RunWriter | MemoryWriter, scalars: Mapping[str, float | None]) -> None:
         """Names that come late, all that are known of at once, or sites."""
         if self._full:
             return
@@ -243,7 +245,7 @@ class Journal:
     def _know(self, names: tuple[str, ...]) -> None:
         self._known, self._names_known = names, frozenset(names)
 
-    def _names(self, scalars: Mapping[str, float], known: Iterable[str]) -> list[str]:
+    def _names(self, scalars: Mapping[str, float | None], known: Iterable[str]) -> list[str]:
         pending = (name for logged in (scalars, *self._scalars.values()) for name in logged)
         return [name for name in dict.fromkeys(pending) if name not in set(known)]
 
@@ -270,7 +272,7 @@ class Journal:
                 raise
             return RunWriter(path, layout, pace=self._pace)  # another process came first: better apart than lost
 
-    def _warn_late(self, step: int, scalars: Mapping[str, float]) -> None:
+    def _warn_late(self, step: int, scalars: Mapping[str, float | None]) -> None:
         if not self._late:
             self._late = True
             warnings.warn(

@@ -22,6 +22,7 @@ from keelscope.unwinding import Breaks
 __all__ = [
     "HAS_HOOK_DICTS",
     "Arguments",
+    "Handles",
     "KeptInput",
     "floating_inputs",
     "floating_leaves",
@@ -144,6 +145,18 @@ def hook_gradient(tensor: Tensor, hook: Callable[[Tensor], None], breaks: Breaks
             return None
     handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     return handle if node is None else None
+
+
+class Handles(list[RemovableHandle]):
+    """Handles that are given back together, and which are none on most steps."""
+
+    __slots__ = ()
+
+    def close(self) -> None:
+        """Give them back."""
+        for handle in self:
+            handle.remove()
+        self.clear()
 
 
 def removed_with(stack: ExitStack) -> list[RemovableHandle]:

@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
@@ -31,12 +29,13 @@ from keelscope.gates import GateHooks
 from keelscope.hooks import ModuleHooks
 from keelscope.layout import draw_layout, trimmed
 from keelscope.lossscale import LossScale
+from keelscope.ownscalars import OwnScalars
 from keelscope.pages import Sheet
 from keelscope.parameters import ParameterHooks
-from keelscope.probe import Axis, Probe, Tap, fits_site, seeks
+from keelscope.probe import Axis, Probe, fits_site, seeks
 from keelscope.quiet import leave_out_quiet
 from keelscope.residuals import ResidualHooks
-from keelscope.rows import RowValues, module_calls, parameter_calls, total_norm
+from keelscope.rows import RowValues, module_calls, parameter_calls
 from keelscope.sightings import Sightings
 from keelscope.sites import Selector, SitePlan, plan_sites, relabelled
 from keelscope.sparing import Sparing
@@ -88,6 +87,7 @@ class Recorder:
         self.backward_begins: Callable[[], None] = lambda: None  # called before anything of a backward pass is recorded
         self.admits: Callable[[bool], bool] = lambda _: True
         """Asked at each forward whether it belongs to the open row; may close that row and open the next."""
+        self._nowhere = StepRecord()  # of what comes between rows, which nobody reads
         self.current, self.following = StepRecord(), StepRecord()
         """Of the open row; and forwards without gradient after that was complete, which belong to the next."""
         self.ranks = Ranks()
@@ -102,8 +102,7 @@ class Recorder:
         self._recorded, self._grown, self._is_ahead = 0, 0, False  # ahead: the row is open, its forward has not begun
         self.is_fleeting = False  # hooks are taken off again after the step that is opened next
         self._agenda: Agenda | None = None
-        self._agendas, self._leading = Agendas(self.probes), next(iter(optimizers), None)
-        self._rate: float | torch.Tensor = math.nan
+        self._agendas, self._own = Agendas(self.probes), OwnScalars(self._optimizers)
         self._sparing = Sparing(self.modules.placements, probes, is_told=bool(optimizers) and not keep_calls)
         self._sharded = tuple(module for _, module in self.plan.everything if is_sharded(module))
 
@@ -174,7 +173,7 @@ class Recorder:
         if pause:
             self.pause()
         else:
-            due = any(map(self._agendas.at(self._recorded + 1).every, self.residuals.probes))
+            due = self._agendas.at(self._recorded + 1).has_sublayers and bool(self.residuals.probes)
             self.look.expect(self.plan.everything, due=due)
             self._sparing.choose(self.plan, self._sightings.called, self.look.fringe)
 
@@ -191,9 +190,7 @@ class Recorder:
             if not self._recorded:  # most was looked at; it would stay while the optimizer takes room of its own
                 give_up_dead()
             self.gates.snapshot()
-        if optimizer is self._leading:  # now: schedulers change it before the row ends
-            rate = optimizer.param_groups[0].get("lr", math.nan)
-            self._rate = rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
+        self._own.note(optimizer)
         self._scale.note(optimizer, changed=partial(self.parameters.rewritten, optimizer))
         self.parameters.before_step(optimizer, closure=closure)
 
@@ -215,7 +212,7 @@ class Recorder:
     def take(self) -> RowValues:
         """Values of the closing row by group and statistic, ``[site, ...]`` along `axes`."""
         self.parameters.measure_weights()
-        step, self.current = self.current, StepRecord()
+        step, self.current = self.current, self._nowhere.while_blank()
         factor = 1.0 / self._scale.take(stepped=self.parameters.has_stepped)
         self.parameters.begin(self.current)
         self.modules.close_page(self.current)
@@ -309,19 +306,18 @@ class Recorder:
         info = replace(layout.info, stacks=stacks, sublayers=describe(self.look.topology, self.gates.gates))
         return replace(layout, info=info, coverage=compact(self.coverage()))
 
-    def scalars(self, row: RowValues) -> dict[str, float]:
-        """What the watch itself logs beside a row: the learning rate and, where it is known, the norm of all gradients.
+    def scalars(self, row: RowValues, *, at_once: bool) -> dict[str, float | None]:
+        """What the watch itself logs beside a row.
 
         Args:
             row: the values of the step.
+            at_once: whether no number may wait until the row is written.
 
         Returns:
-            Name -> number.
+            Name -> number; None of one that a group of the row will tell.
         """
-        found = ({} if self._leading is None else {"lr": float(self._rate)}) | self._scale.logged
-        known = [n for p in self.probes if p.tap is Tap.PARAMETER_GRADIENT and (n := total_norm(row, p)) is not None]
-        found |= {"grad_norm_total": known[0]} if known and self.ranks.reduce in {"", "replica"} else {}
-        return found
+        has_total = self.ranks.reduce in {"", "replica"}
+        return self._own.of(row, self.probes, at_once=at_once, has_total=has_total) | self._scale.logged
 
     def milliseconds(self) -> float:
         """Host time spent in hooks since the last call, in milliseconds."""

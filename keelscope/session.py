@@ -263,7 +263,7 @@ class Watch:
         start = time.perf_counter()
         self._complete = self._recording = False
         row, step, schedule = self._recorder.take(), self._step, self._schedule
-        own = self._recorder.scalars(row)
+        own = self._recorder.scalars(row, at_once=schedule.judges or not schedule.records(step))
         if schedule.records(step):
             self._journal.add(step, row.values, row.observed, row.later, kept=schedule.keeps(step))
             own |= schedule.scalars(step)

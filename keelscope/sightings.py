@@ -50,7 +50,7 @@ class Sightings:
             trainable: tells the identity of the parameters that required a gradient on it.
             changes: another one whenever the plan or `trainable` is another.
         """
-        seen = [dense.seen.tobytes() for key, dense in step.dense.items() if key[0] is Tap.PARAMETER_GRADIENT]
+        seen = [bytes(dense.flags) for key, dense in step.dense.items() if key[0] is Tap.PARAMETER_GRADIENT]
         now = () if step.calls or step.arrivals or step.parameters else (changes, sheet.seen, *seen)
         if not now or now != self._last:
             self._last = now

@@ -21,6 +21,8 @@ class Axis(Enum):
     GATE = "gate"
     """Gates and residual weights, found in the first recorded step, by name, or declared by the model."""
 
+    __hash__ = object.__hash__  # an enumeration's own is written in Python, and asked dozens of times a row
+
 
 class Tap(Enum):
     """Which tensors a probe is shown, and who owns them."""
@@ -63,6 +65,8 @@ class Tap(Enum):
     GATE_GRADIENT = "gate_gradient"
     """The gradient of the whole step at a gate's parameter; for gates that depend on data, the gradient at the output
     of the gate's module."""
+
+    __hash__ = object.__hash__
 
     @property
     def axis(self) -> Axis:

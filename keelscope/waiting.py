@@ -36,6 +36,8 @@ class Frame:
     """How many those are."""
     extents: Mapping[str, int]
     """Axis -> how many of its coordinates are kept."""
+    total: str = ""
+    """See `keelscope.store.schema.Later.total`."""
 
     @property
     def key(self) -> Hashable:
@@ -57,6 +59,11 @@ class WaitingGroup:
     def key(self) -> Hashable:
         """Groups with the same one can be finished together."""
         return self.frame.key
+
+    @property
+    def total(self) -> str:
+        """The scalar that is the norm over all sites, known when the group is finished; or empty."""
+        return self.frame.total
 
     def together(
         self, several: Sequence[WaitingGroup]

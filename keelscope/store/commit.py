@@ -137,7 +137,7 @@ class Committer:
     def _append_scalars(self, batch: Sequence[PackedRow]) -> None:
         start = self._rows[SCALARS]
         _append(self._wall_time, start, np.array([row.wall_time for row in batch]))
-        block = np.stack([row.scalars for row in batch])
+        block = np.array([row.scalars for row in batch], dtype=np.float64)  # [row, scalar]
         for index, dataset in enumerate(self._scalars):
             _append(dataset, start, np.ascontiguousarray(block[:, index]))
 

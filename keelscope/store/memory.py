@@ -5,6 +5,7 @@ Used where no path is given: `keelscope.report` on a model, tests, short looks i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -131,9 +132,9 @@ class _Table:
             for name, value in values.items():
                 self.columns[group, name].append(value)
             self.steps[group].append(row.step)
-        scalars = {WALL_TIME: row.wall_time} | dict(zip(self.layout.scalars, row.scalars, strict=True))
-        for name, scalar in scalars.items():
-            self.columns[SCALARS, name].append(scalar)
+        scalars: dict[str, float | None] = dict(zip(self.layout.scalars, row.scalars, strict=True))
+        for name, scalar in ({WALL_TIME: row.wall_time} | scalars).items():
+            self.columns[SCALARS, name].append(math.nan if scalar is None else scalar)
         self.steps[SCALARS].append(row.step)
 
 

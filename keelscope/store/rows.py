@@ -6,6 +6,7 @@ take the `PackedRow`s.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from keelscope.store.schema import Later, Row, RunLayout
 
 __all__ = ["PackedRow", "RowPacker", "settle"]
 
+Groups = dict[str, Mapping[str, NDArray[np.generic]]]
 Shapes = Mapping[str, tuple[int, ...]]
 """Statistic -> shape ``[site, ...]`` of one row."""
 
@@ -32,8 +34,8 @@ class PackedRow:
     wall_time: float
     groups: Mapping[str, Mapping[str, NDArray[np.generic]]]
     """``groups[group][statistic]`` float64 ``[site, ...]``, and ``groups[group]["observed"]`` uint8 ``[site]``."""
-    scalars: NDArray[np.float64]
-    """``[scalar]`` in the order of the layout; NaN where nothing was logged."""
+    scalars: tuple[float | None, ...]
+    """In the order of the layout; NaN where nothing was logged, None where a group that waits tells it."""
     layout: RunLayout
     """What it fits."""
     later: Mapping[str, tuple[Later, Shapes]] = field(default_factory=dict)
@@ -77,7 +79,7 @@ class RowPacker:
         if not row.scalars.keys() <= self._names:
             self.unknown_scalars |= row.scalars.keys() - self._names
         groups = {name: self._pack_group(name, row) for name in row.values if name not in self._left_out}
-        scalars = np.array([row.scalars.get(name, np.nan) for name in self.layout.scalars], dtype=np.float64)
+        scalars = tuple([row.scalars.get(name, math.nan) for name in self.layout.scalars])
         later = {name: (it, self._shapes_of(name, row)) for name, it in row.later.items() if name not in self._left_out}
         self.last = row.step
         return PackedRow(int(row.step), float(row.wall_time), groups, scalars, self.layout, later)
@@ -128,18 +130,30 @@ def settle(rows: Sequence[PackedRow]) -> list[PackedRow]:
     for place, row in enumerate(rows):
         for name, (later, _) in row.later.items():
             waiting[name, later.key].append(place)
-    groups = [dict(row.groups) for row in rows]
+    groups: list[Groups] = [dict(row.groups) for row in rows]
+    totals: list[dict[str, float]] = [{} for _ in rows]
     for (name, _), places in waiting.items():  # type: ignore[misc]
-        blocks = _finished(name, [rows[place].later[name] for place in places])
+        blocks, norms = _finished(name, [rows[place].later[name] for place in places])
         for index, place in enumerate(places):
             groups[place][name] = {statistic: block[index] for statistic, block in blocks.items()}
-    return [replace(row, groups=own, later={}) if row.later else row for row, own in zip(rows, groups, strict=True)]
+            totals[place] |= {total: float(norm[index]) for total, norm in norms.items()}
+    whole = zip(rows, groups, totals, strict=True)
+    return [_settled(row, own, told) if row.later else row for row, own, told in whole]
 
 
-def _finished(name: str, several: Sequence[tuple[Later, Shapes]]) -> dict[str, NDArray[np.generic]]:
-    """Statistic, and whether sites were observed -> ``[row, site, ...]``."""
+def _settled(row: PackedRow, groups: Groups, told: dict[str, float]) -> PackedRow:
+    named = zip(row.layout.scalars, row.scalars, strict=True)
+    scalars = tuple([told.get(name, math.nan) if value is None else value for name, value in named])
+    return replace(row, groups=groups, scalars=scalars, later={})
+
+
+def _finished(
+    name: str, several: Sequence[tuple[Later, Shapes]]
+) -> tuple[dict[str, NDArray[np.generic]], dict[str, NDArray[np.float64]]]:
+    """Statistic, and whether sites were observed -> ``[row, site, ...]``; and the scalar that they tell, ``[row]``."""
     first, shapes = several[0]
     values, seen = first.together([later for later, _ in several])
+    totals = {first.total: _norms(values["norm"], seen)} if first.total and "norm" in values else {}
     blocks: dict[str, NDArray[np.generic]] = {}
     for statistic, shape in shapes.items():
         found = values.get(statistic)
@@ -150,7 +164,15 @@ def _finished(name: str, several: Sequence[tuple[Later, Shapes]]) -> dict[str, N
     if seen is None:
         seen = np.any([_has_value(block) for block in blocks.values()], axis=0)
     blocks[OBSERVED] = seen[:, : next(iter(shapes.values()))[0]].astype(np.uint8)
-    return blocks
+    return blocks, totals
+
+
+def _norms(norms: NDArray[np.float64], seen: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+    """``[row]``: norms ``[row, site]`` of those that were seen, together; NaN where none was."""
+    where = ~np.isnan(norms) if seen is None else seen
+    squares = np.square(norms, where=where, out=np.zeros_like(norms))
+    found: NDArray[np.float64] = np.where(where.any(axis=1), np.sqrt(squares.sum(axis=1)), math.nan)
+    return found
 
 
 def _has_value(block: NDArray[np.generic]) -> NDArray[np.bool_]:

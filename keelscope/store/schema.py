@@ -203,6 +203,10 @@ class Later(Protocol):
     def key(self) -> Hashable:
         """Those with the same one can be finished together."""
 
+    @property
+    def total(self) -> str:
+        """The scalar that is the norm of all sites that were seen, whose statistic `norm` says theirs; or empty."""
+
     def together(self, several: Sequence[Any], /) -> tuple[Mapping[str, NDArray[np.float64]], NDArray[np.bool_] | None]:
         """Finish those of several rows.
 
@@ -226,7 +230,8 @@ class Row:
     values: Mapping[str, Mapping[str, NDArray[np.floating]]]
     """``values[group][statistic]`` is ``[site, ...]``; NaN where a site was not observed on this step.
     A group that was not recorded on this step is absent."""
-    scalars: Mapping[str, float] = field(default_factory=dict)
+    scalars: Mapping[str, float | None] = field(default_factory=dict)
+    """None of one that a group in `later` tells."""
     observed: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     """``observed[group]`` is ``[site]``: whether the site was seen on this step, so that a NaN there is a computed one.
     For a group left out here, a site counts as observed when any of its statistics is not NaN."""

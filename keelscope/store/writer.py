@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 from keelscope.errors import RecordingWarning, RunExistsError, RunFileError, UsageError
 from keelscope.store.covered import seen_by
@@ -26,6 +27,10 @@ from keelscope.store.sealer import seal_closed_run
 from keelscope.store.worker import Worker
 
 __all__ = ["RunWriter"]
+
+_this = SimpleNamespace(pid=os.getpid())
+"""The process, which a row is not worth a call of the system to ask for."""
+os.register_at_fork(after_in_child=lambda: vars(_this).update(pid=os.getpid()))
 
 
 class RunWriter:
@@ -60,7 +65,7 @@ class RunWriter:
         part: PartInfo | None = None,
     ) -> None:
         self._packer = RowPacker(layout if part is None else replace(layout, part=part))
-        self._pid = os.getpid()
+        self._pid = _this.pid
         self._warned: set[str] = set()
         self._closed = False
         self._pace, self._changes = pace or Pace(), 0
@@ -84,7 +89,7 @@ class RunWriter:
         Raises:
             UsageError: if it does not fit the layout or the writer is closed.
         """
-        if os.getpid() != self._pid:
+        if _this.pid != self._pid:
             return
         if self._closed:
             raise UsageError(f"{self.path} is closed; no more rows can be added.")

@@ -1,0 +1,52 @@
+"""The numbers that the watch itself logs beside a row: the learning rate, and the norm of all gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.optim import Optimizer
+
+from keelscope.probe import Probe
+from keelscope.rows import RowValues, total_norm
+from keelscope.store.names import TOTAL_NORM
+from keelscope.taps import Tap
+
+__all__ = ["OwnScalars"]
+
+
+class OwnScalars:
+    """Of one recording.
+
+    Args:
+        optimizers: of the watch; the first one tells the rate.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._leading = next(iter(optimizers), None)
+        self._rate: float | torch.Tensor = math.nan
+
+    def note(self, optimizer: Optimizer) -> None:
+        """Keep the rate of an optimizer that is about to step: schedulers change it before the row ends."""
+        if optimizer is self._leading:
+            rate = optimizer.param_groups[0].get("lr", math.nan)
+            self._rate = rate.detach().clone() if isinstance(rate, torch.Tensor) else rate
+
+    def of(self, row: RowValues, probes: Sequence[Probe], *, at_once: bool, has_total: bool) -> dict[str, float | None]:
+        """The numbers of a row.
+
+        Args:
+            row: the values of the step.
+            probes: of the watch.
+            at_once: whether no number may wait until the row is written.
+            has_total: whether the norms of the parameters on this rank are those of the model.
+
+        Returns:
+            Name -> number; None of one that a group of the row will tell.
+        """
+        found: dict[str, float | None] = {} if self._leading is None else {"lr": float(self._rate)}
+        if not at_once and any([group.total == TOTAL_NORM for group in row.later.values()]):  # noqa: C419 - faster
+            return found | {TOTAL_NORM: None}
+        known = [n for p in probes if p.tap is Tap.PARAMETER_GRADIENT and (n := total_norm(row, p)) is not None]
+        return found | {TOTAL_NORM: known[0]} if known and has_total else found
