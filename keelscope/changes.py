@@ -44,7 +44,8 @@ class Tree:
         Returns:
             The answer.
         """
-        if _entries(self._modules) == self._known:
+        is_same = kernel.is_tree(self._modules, self._known)
+        if is_same or (is_same is None and _entries(self._modules) == self._known):
             return False
         modules = list(model.modules())
         if any(map(_holds_other_tensors, modules)):

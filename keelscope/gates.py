@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -24,6 +23,7 @@ from keelscope.containment import contained, warn_once
 from keelscope.entries import constant, is_measurable, on_this_rank, stored
 from keelscope.gateweights import flat_copies, from_parameter, pairs_of_output, stand_ins
 from keelscope.hooks import ModuleHooks
+from keelscope.leaves import Handles
 from keelscope.probe import Axis, Probe, Tap, TensorProbe, group_of
 from keelscope.rows import Observations, module_observations, parameter_observations
 from keelscope.sites import SitePlan, WatchedModule
@@ -60,7 +60,7 @@ class GateHooks:
         self._raw: dict[int, Tensor] = {}
         self._weights: _Found = {}
         self._gradients: _Found = {}
-        self._handles = ExitStack()
+        self._handles = Handles()
         self._is_settled = False
         if self.probes:
             self._listen(declared_gates(plan))
@@ -295,7 +295,7 @@ class GateHooks:
             if hooks is not None and gradient is not None:
                 hooks._arrived(gate, gradient, board)
 
-        self._handles.callback(node.register_prehook(arrived).remove)
+        self._handles.append(node.register_prehook(arrived))
 
     @contained
     def _arrived(self, gate: ResidualGate, gradient: Tensor, board: Board) -> None:

@@ -197,7 +197,6 @@ class ModuleHooks:
         self.seconds += time.perf_counter() - start
 
     def _record(self, site: int, module: nn.Module, inputs: Arguments, output: object, *, repeated: bool) -> None:
-        leaves = floating_leaves(output)
         if torch._C._functorch.peek_interpreter_stack() is not None:
             self.lost[site] = "called inside a functorch transform (vmap, grad, jvp), where values are not concrete"
             return
@@ -210,6 +209,7 @@ class ModuleHooks:
                 self._after_taken(site, module, inputs, output)
                 return
             step.page.leave(site)
+        leaves = floating_leaves(output)
         call = self._repeated_call(site, step) if repeated else self._new_call(site, leaves, step, enabled)
         if call is None:
             return

@@ -30,8 +30,10 @@ __all__ = [
     "SWITCH",
     "Program",
     "Routine",
+    "are_identities",
     "identities",
     "is_compiled",
+    "is_tree",
     "measure",
     "measure_all",
     "norm_gains",
@@ -242,3 +244,30 @@ def identities(objects: list[Any]) -> bytes:
     """
     packed = None if _native is None else _native.identities(objects)
     return array("Q", map(id, objects)).tobytes() if packed is None else packed
+
+
+def is_tree(modules: list[nn.Module], packed: object) -> bool | None:
+    """Whether modules consist of what they consisted of.
+
+    Args:
+        modules: the modules.
+        packed: what `tree_of` gave.
+
+    Returns:
+        The answer; None where only Python can tell.
+    """
+    return _native.is_tree(modules, packed) if _native is not None and isinstance(packed, bytes) else None
+
+
+def are_identities(objects: list[Any], packed: bytes) -> bool:
+    """Whether a list holds the same objects as another one.
+
+    Args:
+        objects: the list.
+        packed: what `identities` gave of the other.
+
+    Returns:
+        The answer.
+    """
+    same = None if _native is None else _native.are_identities(objects, packed)
+    return identities(objects) == packed if same is None else bool(same)

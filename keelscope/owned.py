@@ -31,9 +31,10 @@ class Owned:
         now = self._now.get(id(optimizer))
         if now is not None:
             return now
-        identities = [kernel.identities(group["params"]) for group in optimizer.param_groups]
+        groups = [group["params"] for group in optimizer.param_groups]
         known = self._known.get(id(optimizer))
-        if known is None or known[0] != identities:
+        if known is None or len(groups) != len(known[0]) or not all(map(kernel.are_identities, groups, known[0])):
+            identities = list(map(kernel.identities, groups))
             held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
             found = [i for i in map(self._index.number, held) if i >= 0]
             known = self._known[id(optimizer)] = identities, found

@@ -309,6 +309,8 @@ static PyMethodDef METHODS[] = {
      "pack_all(routine, tensors) -> packed terms of all, and the places of those that only torch can read"},
     {"tree_of", tree_of, METH_O, "addresses of what modules consist of; None where Python must look"},
     {"identities", identities, METH_O, "addresses of the entries of a list"},
+    {"is_tree", is_tree, METH_VARARGS, "whether tree_of gives what it gave"},
+    {"are_identities", are_identities, METH_VARARGS, "whether identities gives what it gave"},
     {"residual_sums", (PyCFunction)(void (*)(void))residual_sums, METH_FASTCALL, "packed sums over operands; or None"},
     {"residual_weight", (PyCFunction)(void (*)(void))residual_weight, METH_FASTCALL, "packed ratio of squares; or None"},
     {"residual_rows", residual_rows, METH_VARARGS, "either of many sub-layers, and the places of those only torch can read"},

@@ -115,6 +115,8 @@ PyObject *prepare(PyObject *module, PyObject *const *arguments, Py_ssize_t given
 /* Of trees.c. */
 PyObject *tree_of(PyObject *module, PyObject *modules);
 PyObject *identities(PyObject *module, PyObject *objects);
+PyObject *is_tree(PyObject *module, PyObject *args);
+PyObject *are_identities(PyObject *module, PyObject *args);
 
 /* Of hooks.c: seconds of a steady clock; new objects of a type of ours, and their end; calls a method of an object that
    may be gone; lets an error of ours pass, and no interrupt; adds a type to the module. */

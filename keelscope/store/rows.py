@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Statistic -> shape ``[site, ...]`` of one row."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRow:
+class PackedRow(NamedTuple):
     """One recorded step as arrays that nobody else holds."""
 
     step: int
@@ -38,7 +38,7 @@ class PackedRow:
     """In the order of the layout; NaN where nothing was logged, None where a group that waits tells it."""
     layout: RunLayout
     """What it fits."""
-    later: Mapping[str, tuple[Later, Shapes]] = field(default_factory=dict)
+    later: Mapping[str, tuple[Later, Shapes]] = MappingProxyType({})
     """Groups that wait for `settle`."""
 
 
@@ -144,7 +144,7 @@ def settle(rows: Sequence[PackedRow]) -> list[PackedRow]:
 def _settled(row: PackedRow, groups: Groups, told: dict[str, float]) -> PackedRow:
     named = zip(row.layout.scalars, row.scalars, strict=True)
     scalars = tuple([told.get(name, math.nan) if value is None else value for name, value in named])
-    return replace(row, groups=groups, scalars=scalars, later={})
+    return row._replace(groups=groups, scalars=scalars, later={})
 
 
 def _finished(
