@@ -303,7 +303,7 @@ class ParameterHooks:
 
     def _keep_gradients(self, indices: list[int], gradients: list[Tensor]) -> None:
         """Measure running gradients, all together, in place of those of an earlier pass."""
-        if not indices:
+        if not indices or not self._now.shown:
             return
         if not set(map(type, gradients)) <= {Tensor}:
             self.unsummed.update(i for i, gradient in zip(indices, gradients, strict=True) if is_unsummed(gradient))

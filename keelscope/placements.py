@@ -68,7 +68,7 @@ class Placements:
         Args:
             sites: all that nobody needs now; those whose hook does not come and go alone keep it.
         """
-        if sites == self._spared:
+        if sites is self._spared or sites == self._spared:
             return
         _place([self._alone[site] for site in self._spared - sites if site in self._alone], on=True)
         self._spared = sites

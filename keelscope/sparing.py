@@ -8,6 +8,7 @@ of all to end; the second is over for a module that was seen.
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
+from operator import is_not
 
 from keelscope.placements import Placements
 from keelscope.probe import Axis, Probe
@@ -28,7 +29,7 @@ class Sparing:
     def __init__(self, placements: Placements, probes: Iterable[Probe], *, is_told: bool) -> None:
         self._placements = placements
         self._is_possible = is_told and all(probe.tap.axis is Axis.SUBLAYER for probe in probes)
-        self._asked: tuple[object, ...] = ()
+        self._asked: tuple[tuple[SitePlan | None, frozenset[str] | None], int] = (None, None), -1
         self._sites: frozenset[int] = frozenset()
 
     def choose(self, plan: SitePlan, seen: Set[int], fringe: frozenset[str] | None) -> None:
@@ -41,8 +42,8 @@ class Sparing:
         """
         if not self._is_possible:
             return
-        asked = plan, fringe, len(seen)
-        if not self._asked or asked[0] is not self._asked[0] or asked[1:] != self._asked[1:]:
+        asked = (plan, fringe), len(seen)
+        if self._asked[1] != asked[1] or any(map(is_not, self._asked[0], asked[0])):
             self._asked, self._sites = asked, frozenset() if fringe is None else _spared(plan, seen, fringe)
         self._placements.spare(self._sites)
 

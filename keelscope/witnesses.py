@@ -1,4 +1,6 @@
-"""The parameters that tell of backward passes where no probe looks at gradients: one of each module."""
+"""The parameters that tell of backward passes where no probe looks at gradients: one of each stack entry, and of each
+module outside of stacks.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ class Witnesses:
     """
 
     def __init__(self, watched: Sequence[WatchedParameter], references: Sequence[weakref.ref[nn.Parameter]]) -> None:
-        numbers: dict[int, int] = {}
-        self._owners = array("l", (numbers.setdefault(id(each.owner), len(numbers)) for each in watched))
+        numbers: dict[object, int] = {}
+        self._owners = array("l", (numbers.setdefault(_place(each), len(numbers)) for each in watched))
         self._references = references
         self.are_enough = True
         """False once an optimizer has used gradients of a pass that reached none of them."""
 
     def chosen(self) -> Sequence[int]:
-        """Indices of the first trainable parameter of each module; of all parameters, where these were not enough."""
+        """Indices of the first trainable parameter of each place; of all parameters, where these were not enough."""
         found: dict[int, int] = {}
         for i, owner in enumerate(self._owners) if self.are_enough else ():
             parameter = self._references[i]() if owner not in found else None
@@ -41,3 +43,7 @@ class Witnesses:
         """A parameter with a gradient, where none of them was reached; negative if there is none."""
         present = ((i, reference()) for i, reference in enumerate(self._references))
         return next((i for i, parameter in present if parameter is not None and parameter.grad is not None), -1)
+
+
+def _place(watched: WatchedParameter) -> object:
+    return (watched.site.stack, watched.site.position) if watched.site.stack else id(watched.owner)

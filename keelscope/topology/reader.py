@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["GraphReader", "find"]
 
 
+_NOTHING_MORE = Extras()
+
+
 class GraphReader:
     """Collects what modules took and gave during one forward, then reads the topology from the graph behind it.
 
@@ -59,7 +62,7 @@ class GraphReader:
         self._regions: dict[Node, Listener] = {}
         self._shown: dict[Node, Topology] = {}
         self._reading: Reading | None = None
-        self._extras = Extras()
+        self._extras = _NOTHING_MORE
         self._following: frozenset[str] = frozenset()
 
     @functools.cached_property
