@@ -19,6 +19,8 @@ from peers import PEERS
 from watchers import watched
 from workloads import WORKLOADS, Workload
 
+AVERAGED = "blocks and norms, every=10"
+"""Judged by its mean, which needs many steps: what a watch costs once is spread over them, as in a training."""
 EVERYTHING = "default,norms,sublayers,inputs,updates,tokens,attention"
 
 
@@ -28,7 +30,7 @@ def variants(workload: Workload) -> dict[str, Attach]:
         "A/A control": bare,
         "blocks and norms": watched(workload.blocks),
         "default sites": watched(),
-        "blocks and norms, every=10": watched(workload.blocks, every=10),
+        AVERAGED: watched(workload.blocks, every=10),
         "default sites, every=10": watched(every=10),
         "default sites, steps not recorded": watched(every=1000),
     }
@@ -57,8 +59,9 @@ def table(pairs: int, only: str) -> str:
     ]
     for workload in WORKLOADS:
         for name, attach in variants(workload).items() if only in workload.name else ():
+            several = max(10, int(pairs * workload.pairs)) * (5 if name == AVERAGED else 1)
             try:
-                r = measure(workload, attach, max(10, int(pairs * workload.pairs)))
+                r = measure(workload, attach, several, warm=25 if name == AVERAGED else 5)
             except Exception as error:  # a peer that cannot run is said to be so
                 print(f"{workload.name}: {name}: {type(error).__name__}: {error}", file=sys.stderr)
                 lines.append(f"| {workload.name} | {name} | does not run: {type(error).__name__} | | | | | |")
