@@ -256,6 +256,9 @@ def test_identities_are_those_of_the_objects_and_their_order(native, monkeypatch
     assert kernel.identities([one, other]) not in (kernel.identities([other, one]), kernel.identities([one]))
     assert len(kernel.identities([one] * 100)) == 800
     assert kernel.identities([]) == b""
+    for these in ([], [one], [one, other], [other, one], [one, other, one]):
+        for those in ([], [one], [one, other], [other, one], [one, other, one]):
+            assert kernel.are_identities(these, kernel.identities(those)) == (these == those)
 
 
 @pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
@@ -268,3 +271,27 @@ def test_a_tree_that_only_python_can_tell():
     assert kernel.tree_of([nn.Linear(1, 1)]) is not None
     assert kernel.tree_of([nn.Linear(1, 1), Odd()]) is None
     assert kernel.tree_of([1]) is None
+    packed = kernel.tree_of([nn.Linear(1, 1)])
+    assert kernel.is_tree([Odd()], packed) is None
+    assert kernel.is_tree([1], packed) is None
+
+
+@pytest.mark.skipif(not kernel.is_compiled(), reason="the kernel was not built")
+def test_a_tree_is_the_same_while_nothing_came_went_or_was_replaced():
+    net = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.ReLU()))
+    modules = list(net.modules())
+    packed = kernel.tree_of(modules)
+    assert kernel.is_tree(modules, packed)
+    changed = [
+        lambda: setattr(net[0], "bias", None),
+        lambda: net[2].append(nn.Tanh()),
+        lambda: net[1].register_parameter("bias", None),
+    ]
+    for change in changed:
+        change()
+        assert kernel.is_tree(modules, packed) is False
+        packed = kernel.tree_of(modules)
+        assert kernel.is_tree(modules, packed)
+    assert kernel.is_tree(modules[:-1], packed) is False
+    assert kernel.is_tree(modules, packed[:-8]) is False
+    assert kernel.is_tree(modules, ([], [], [], [])) is None

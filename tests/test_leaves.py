@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
-from keelscope.leaves import floating_leaves, hook_gradient
+from keelscope.leaves import Handles, floating_leaves, hook_gradient
 from keelscope.unwinding import Breaks
 
 Point = namedtuple("Point", "x y")
@@ -131,3 +131,14 @@ def test_gradient_hooks_on_the_output_of_a_function_of_ones_own():
     hook_gradient(y, seen.append, Breaks())
     y.sum().backward()
     assert [gradient.tolist() for gradient in seen] == [[1, 1]]
+
+
+def test_handles_are_given_back_together():
+    tensor, seen, handles = torch.ones(1, requires_grad=True), [], Handles()
+    for name in "ab":
+        handles.append(tensor.register_hook(lambda _, name=name: seen.append(name)))
+    (tensor * 2).backward()
+    handles.close()
+    handles.close()
+    (tensor * 2).backward()
+    assert (seen, len(handles)) == (["a", "b"], 0)

@@ -614,6 +614,23 @@ def test_own_scalars():
     assert np.isnan(watch.run["scalars/loss"].values).all()
 
 
+@pytest.mark.parametrize("arm", [None, ks.Arm()])
+def test_a_total_that_the_user_logs_is_not_replaced(arm):
+    model, found = mlp(), [1.0, math.nan, None, None, 2.0]
+    optimizer = sgd(model)
+    expected = []
+    with ks.watch(model, optimizer=optimizer, arm=arm) as watch:
+        for step, mine in enumerate(found):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            whole = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+            expected.append(norm(whole) if mine is None else mine)
+            optimizer.step()
+            if mine is not None:
+                watch.log(grad_norm_total=mine)
+    np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, expected, rtol=1e-6)
+
+
 def test_unfrozen_later():
     model = mlp()
     model[0].requires_grad_(requires_grad=False)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from keelscope.errors import UsageError
-from keelscope.store.rows import RowPacker
+from keelscope.store.rows import RowPacker, settle
 from keelscope.store.schema import GroupSpec, Row, StatisticSpec
 
 
@@ -70,3 +71,52 @@ def test_scalars_that_the_layout_lacks_are_remembered_by_name(layout):
     packer = RowPacker(layout)
     packed = packer.pack(Row(0, 0.0, {}, {"loss": 1.0, "late": 2.0}))
     assert (packed.scalars[0], packer.unknown_scalars) == (1.0, {"late"})
+
+
+@dataclass(frozen=True)
+class Norms:
+    """A group that waits."""
+
+    norms: list[float]
+    seen: list[bool] | None
+    total: str = "loss"
+    key: str = "of the same kind"
+
+    def together(self, several):
+        values = {"norm": np.array([each.norms for each in several])}
+        return values, None if self.seen is None else np.array([each.seen for each in several])
+
+
+FIVE = [3.0, 4.0, math.nan, math.inf, 7.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("norms", "seen", "total"),
+    [
+        (FIVE, [True, True, False, False, False, True], 5.0),
+        (FIVE, [True, False, True, False, False, False], math.nan),
+        (FIVE, [False, False, False, True, True, False], math.inf),
+        (FIVE, [False] * 6, math.nan),
+        ([3.0, 4.0, math.nan, math.nan, 0.0, 0.0], None, 5.0),
+        ([math.nan] * 6, None, math.nan),
+    ],
+)
+def test_a_group_that_waits_tells_the_norm_of_what_was_seen(layout, norms, seen, total):
+    packer = RowPacker(layout)
+    others = Norms([1.0] + [0.0] * 5, None if seen is None else [True] * 6)
+    rows = [
+        Row(step, 0.0, {}, {"loss": None}, later={"gradients": it})
+        for step, it in enumerate((others, Norms(norms, seen)))
+    ]
+    done = settle([packer.pack(row) for row in rows])
+    place = layout.scalars.index("loss")
+    assert done[0].scalars[place] == 1.0
+    assert done[1].scalars[place] == pytest.approx(total, nan_ok=True)
+    assert not done[1].later
+
+
+@pytest.mark.parametrize("logged", [2.0, math.nan])
+def test_a_total_that_was_logged_stays_what_it_is(layout, logged):
+    row = Row(0, 0.0, {}, {"loss": logged}, later={"gradients": Norms([1.0] * 6, [True] * 6)})
+    (done,) = settle([RowPacker(layout).pack(row)])
+    assert done.scalars[layout.scalars.index("loss")] == pytest.approx(logged, nan_ok=True)
