@@ -14,13 +14,14 @@ from pathlib import Path
 import torch
 from machine import described, growth, processes, wholes
 from page import PAGE, page_of
-from pairs import Attach, bare, measure
+from pairs import Attach, bare, measure, repeated
 from peers import PEERS
 from watchers import watched
 from workloads import WORKLOADS, Workload
 
 AVERAGED = "blocks and norms, every=10"
 """Judged by its mean, which needs many steps: what a watch costs once is spread over them, as in a training."""
+AVERAGED_OVER = 5
 EVERYTHING = "default,norms,sublayers,inputs,updates,tokens,attention"
 
 
@@ -59,9 +60,11 @@ def table(pairs: int, only: str) -> str:
     ]
     for workload in WORKLOADS:
         for name, attach in variants(workload).items() if only in workload.name else ():
-            several = max(10, int(pairs * workload.pairs)) * (5 if name == AVERAGED else 1)
+            several = max(10, int(pairs * workload.pairs))
+            long = AVERAGED_OVER * several * workload.trainings
             try:
-                r = measure(workload, attach, several, warm=25 if name == AVERAGED else 5)
+                is_averaged = name == AVERAGED
+                r = measure(workload, attach, long, warm=25) if is_averaged else repeated(workload, attach, several)
             except Exception as error:  # a peer that cannot run is said to be so
                 print(f"{workload.name}: {name}: {type(error).__name__}: {error}", file=sys.stderr)
                 lines.append(f"| {workload.name} | {name} | does not run: {type(error).__name__} | | | | | |")

@@ -7,13 +7,13 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
 from workloads import Training, Workload
 
-__all__ = ["Attach", "Make", "Ratio", "bare", "measure", "ordinary", "peak_kilobytes"]
+__all__ = ["Attach", "Make", "Ratio", "bare", "measure", "ordinary", "peak_kilobytes", "repeated"]
 
 Attach = Callable[[Training], AbstractContextManager[object]]
 Make = Callable[[Workload], Training]
@@ -73,6 +73,12 @@ def measure(
                     times[which].append(time.process_time() - start)
                     walls[which].append(time.perf_counter() - wall)
     return ratio(times, walls, trainings[1].size / (len(times[0]) + warm))
+
+
+def repeated(workload: Workload, attach: Attach, pairs: int) -> Ratio:
+    """The median of every figure over as many measurements as a workload asks for, each of two new trainings."""
+    found = [measure(workload, attach, pairs) for _ in range(workload.trainings)]
+    return Ratio(*(statistics.median(figures) for figures in zip(*map(astuple, found), strict=True)))
 
 
 def ratio(times: tuple[list[float], list[float]], walls: tuple[list[float], list[float]], size: float) -> Ratio:

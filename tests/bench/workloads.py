@@ -81,7 +81,9 @@ class Workload:
     blocks: str
     """Class name of the blocks; norms are named after it."""
     pairs: float = 1.0
-    """Share of the pairs asked for: more where steps are short."""
+    """Share of the pairs asked for: fewer where steps are long."""
+    trainings: int = 1
+    """How often it is measured: where the same tensors lie decides about 1 to 2 %."""
     whole: Callable[[], nn.Module] | None = None
 
 
@@ -104,7 +106,7 @@ WORKLOADS = (
         lambda: Stack(4, 128, 4),
         tokens(4, 64, 256),
         "Block",
-        2.0,
+        trainings=3,
         whole=lambda: Stack(128, 128, 4),
     ),
     Workload(
@@ -121,7 +123,7 @@ WORKLOADS = (
         lambda: Stack(10, 64, 4),
         tokens(1, 32, 256),
         "Block",
-        4.0,
+        trainings=4,
         whole=lambda: Stack(1000, 64, 4),
     ),
     Workload(
