@@ -53,6 +53,13 @@ def test_make_bench_keeps_all_sections(bench):
     )
 
 
+def test_what_is_hoped_for_is_told_beside_what_is_due(bench):
+    rows = [f"| {tile} | blocks and norms | {low} | 1 | 1 | 1 | 1 | 1 |" for tile, low in (("W1", 1.1), ("W2", 1.03))]
+    told = bench["targets"].targets_of("\n".join(["", "", *rows])).splitlines()
+    assert told[2] == "| blocks and norms | p10 | W1 | 1.1 | 1.1 | yes |"
+    assert told[-1] == "Hoped for beyond these limits, blocks and norms: W1 1.05 (0.05 above it), W2 1.03 (reached)."
+
+
 def test_a_tool_that_does_not_run_has_a_row(bench):
     table = bench["besidetable"]
     ratio = {"low": 1.5, "median": 12.25, "mean": 2, "extra_ms": 3, "mean_ms": 4, "pairs": 9}
