@@ -27,7 +27,7 @@ from keelscope.store.sealing import seal
 
 __all__ = ["described", "growth", "processes", "wholes"]
 
-DEPTHS = {32: 100, 128: 60, 512: 30, 2048: 16}  # blocks of two sub-layers, and pairs of steps
+DEPTHS = {32: 200, 128: 120, 512: 60, 2048: 32}  # blocks of two sub-layers, and pairs of steps
 WHOLE_RUNS = 5
 MODES = ("bare", "libraries", "watched", "every=10")  # the second one has watched another, tiny model before
 
@@ -95,7 +95,7 @@ def _cpu(step: Callable[[], None]) -> float:
 def growth() -> str:
     """Extra CPU of a recorded step against depth, and against the number of steps recorded before."""
     extras = [_extra(blocks, pairs) for blocks, pairs in DEPTHS.items()]
-    exponent = float(np.polyfit(np.log(list(DEPTHS)), np.log([extra for extra, _ in extras]), 1)[0])
+    exponent, unsure = _exponent(extras)
     lines = ["| sub-layers | pairs | extra CPU per recorded step | standard error |", "|---|---|---|---|"]
     lines += [
         f"| {2 * blocks:,} | {pairs} | {1e3 * extra:.2f} ms | {1e3 * error:.2f} ms |"
@@ -104,16 +104,35 @@ def growth() -> str:
     early, late = _early_and_late()
     lines += [
         "",
-        f"The exponent of the line through them is {exponent:.2f} (1 is linear). Watching a step takes "
+        f"The exponent of the line through them is {exponent:.2f} +- {unsure:.2f} (1 is linear). Watching a step takes "
         f"{early:.2f} ms of CPU among the first recorded steps and {late:.2f} ms after 1,500.",
     ]
     print("\n".join(lines), flush=True)
     return "\n".join(lines)
 
 
+def _exponent(extras: list[tuple[float, float]]) -> tuple[float, float]:
+    """Slope of the line through logarithms, weighted by what is known of each point, and its standard error."""
+    known = np.array([extra / error for extra, error in extras])
+    (slope, _), spread = np.polyfit(
+        np.log(list(DEPTHS)), np.log([extra for extra, _ in extras]), 1, w=known, cov="unscaled"
+    )
+    return float(slope), float(np.sqrt(spread[0, 0]))
+
+
 def _extra(blocks: int, pairs: int) -> tuple[float, float]:
-    """Seconds of CPU that watching adds to a step of a narrow model: median of pairs, and its standard error."""
-    plain, probed = (Training(Stack(blocks, 16, 2), tokens(1, 8, 256)()) for _ in range(2))
+    """Seconds of CPU that watching adds to a step of a narrow model, and the standard error.
+
+    Two trainings change roles half-way: in a deep model it decides about some percent where its tensors lie.
+    """
+    one, other = (Training(Stack(blocks, 16, 2), tokens(1, 8, 256)()) for _ in range(2))
+    halves = [_differences(*roles, pairs // 2) for roles in ((one, other), (other, one))]
+    quartiles = [np.quantile(half, [0.25, 0.75]) for half in halves]
+    errors = [0.93 * (high - low) / np.sqrt(pairs // 2) for low, high in quartiles]  # of normal distributions
+    return float(np.mean(np.median(halves, axis=1))), float(np.hypot(*errors) / 2)
+
+
+def _differences(plain: Training, probed: Training, pairs: int) -> list[float]:
     extras = []
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -124,8 +143,7 @@ def _extra(blocks: int, pairs: int) -> tuple[float, float]:
             spent = {training: _cpu(training.step) for training in order}
             if pair >= 0:
                 extras.append(spent[probed] - spent[plain])
-    quartiles = np.quantile(extras, [0.25, 0.75])
-    return float(np.median(extras)), float(0.93 * np.diff(quartiles)[0] / np.sqrt(pairs))  # of a normal distribution
+    return extras
 
 
 def _early_and_late() -> tuple[float, float]:
