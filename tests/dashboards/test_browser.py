@@ -150,14 +150,17 @@ def test_a_finding_leads_to_its_place(visit: Callable[..., Any]) -> None:
 def test_numbers_that_are_on_their_way_are_waited_for_and_not_asked_for_again(visit: Callable[..., Any]) -> None:
     """As where somebody clicks a finding of a run whose numbers have not all come."""
     script = """async () => {
-      const ks = window.keelscope, { tileOf } = ks, data = new ks.Data(() => {}, () => {}, () => {});
+      const ks = window.keelscope, data = new ks.Data(() => {}, () => {}, () => {});
+      const run = (await (await fetch("api/v1/state")).json()).runs[0].id, binary = data.binary.bind(data);
       let asked = 0;
-      data.binary = () => { asked += 1; return new Promise((done) => setTimeout(() => done({}), 300)); };
-      ks.tileOf = () => ({ revision: 1 });
-      data.want("a", "rms", 1);
-      await data.want("a", "rms", 1);
-      ks.tileOf = tileOf;
-      return [data.tile("a", "rms") !== null, asked, data.busy.size];
+      data.binary = async (path) => {
+        asked += 1;
+        await new Promise((done) => setTimeout(done, 300));
+        return binary(path);
+      };
+      data.want(run, "gradient", 1);
+      await data.want(run, "gradient", 1);
+      return [data.tile(run, "gradient") !== null, asked, data.busy.size];
     }"""
     assert visit().evaluate(script) == [True, 1, 0]
 
