@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch.optim import Optimizer
 
-from keelscope.probe import Probe
+from keelscope.probe import Probe, group_of
 from keelscope.rows import RowValues, total_norm
 from keelscope.store.names import TOTAL_NORM
 from keelscope.taps import Tap
@@ -46,7 +46,12 @@ class OwnScalars:
             Name -> number; None of one that a group of the row will tell.
         """
         found: dict[str, float | None] = {} if self._leading is None else {"lr": float(self._rate)}
-        if not at_once and any([group.total == TOTAL_NORM for group in row.later.values()]):  # noqa: C419 - faster
-            return found | {TOTAL_NORM: None}
-        known = [n for p in probes if p.tap is Tap.PARAMETER_GRADIENT and (n := total_norm(row, p)) is not None]
-        return found | {TOTAL_NORM: known[0]} if known and has_total else found
+        for probe in probes:
+            if probe.tap is Tap.PARAMETER_GRADIENT:
+                waiting = None if at_once else row.later.get(group_of(probe))
+                if waiting is not None and waiting.total:
+                    return found | {TOTAL_NORM: None}
+                norm = total_norm(row, probe)
+                if norm is not None:
+                    return found | {TOTAL_NORM: norm} if has_total else found
+        return found

@@ -188,9 +188,12 @@ class Look:
 
     def finish(self) -> None:
         """The step is over: `stop`, unless the one to come is listened to already."""
-        if not self._is_ahead and (self._reader is not None or self._is_placed or self._running):
+        if self._is_ahead:
+            return
+        if self._reader is not None or self._is_placed or self._running:
             self.stop()
-        give_up_dead()
+        else:
+            give_up_dead()
 
     @contained
     def stop(self) -> None:

@@ -29,7 +29,7 @@ from keelscope.errors import (
 )
 from keelscope.models import build
 from keelscope.probe import Tap, TensorProbe
-from keelscope.statistics import RMS
+from keelscope.statistics import NORM, RMS
 
 
 def mlp(seed: int = 0) -> nn.Sequential:
@@ -628,6 +628,20 @@ def test_a_total_that_the_user_logs_is_not_replaced(arm):
             optimizer.step()
             if mine is not None:
                 watch.log(grad_norm_total=mine)
+    np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, expected, rtol=1e-6)
+
+
+def test_the_total_is_that_of_the_first_probe_on_every_row():
+    model = mlp()
+    optimizer = sgd(model)
+    mine = TensorProbe("firsts", Tap.PARAMETER_GRADIENT, (NORM,), views=lambda tensors, _: (tensors[0].flatten()[:1],))
+    expected = []
+    with ks.watch(model, optimizer=optimizer, probes=(mine, "parameter_gradients")) as watch:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(batch(step)).square().mean().backward()
+            expected.append(norm(torch.stack([parameter.grad.flatten()[0] for parameter in model.parameters()])))
+            optimizer.step()
     np.testing.assert_allclose(watch.run["scalars/grad_norm_total"].values, expected, rtol=1e-6)
 
 

@@ -136,7 +136,8 @@ def settle(rows: Sequence[PackedRow]) -> list[PackedRow]:
         blocks, norms = _finished(name, [rows[place].later[name] for place in places])
         for index, place in enumerate(places):
             groups[place][name] = {statistic: block[index] for statistic, block in blocks.items()}
-            totals[place] |= {total: float(norm[index]) for total, norm in norms.items()}
+            for total, norm in norms.items():  # of several groups that tell one, the first does
+                totals[place].setdefault(total, float(norm[index]))
     whole = zip(rows, groups, totals, strict=True)
     return [_settled(row, own, told) if row.later else row for row, own, told in whole]
 
@@ -167,6 +168,7 @@ def _finished(
     return blocks, totals
 
 
+@np.errstate(all="ignore")
 def _norms(norms: NDArray[np.float64], seen: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """``[row]``: norms ``[row, site]`` of those that were seen, together; NaN where none was."""
     where = ~np.isnan(norms) if seen is None else seen

@@ -99,6 +99,7 @@ FIVE = [3.0, 4.0, math.nan, math.inf, 7.0, 0.0]
         (FIVE, [False] * 6, math.nan),
         ([3.0, 4.0, math.nan, math.nan, 0.0, 0.0], None, 5.0),
         ([math.nan] * 6, None, math.nan),
+        ([1.3e154] * 6, [True] * 6, math.inf),
     ],
 )
 def test_a_group_that_waits_tells_the_norm_of_what_was_seen(layout, norms, seen, total):
@@ -120,3 +121,9 @@ def test_a_total_that_was_logged_stays_what_it_is(layout, logged):
     row = Row(0, 0.0, {}, {"loss": logged}, later={"gradients": Norms([1.0] * 6, [True] * 6)})
     (done,) = settle([RowPacker(layout).pack(row)])
     assert done.scalars[layout.scalars.index("loss")] == pytest.approx(logged, nan_ok=True)
+
+
+def test_of_two_groups_that_tell_one_number_the_first_does(layout):
+    later = {"gradients": Norms([2.0] + [0.0] * 5, [True] * 6), "parameters": Norms([5.0, 0.0], [True] * 2)}
+    (done,) = settle([RowPacker(layout).pack(Row(0, 0.0, {}, {"loss": None}, later=later))])
+    assert done.scalars[layout.scalars.index("loss")] == 2.0
